@@ -257,8 +257,8 @@ impl Job {
             Report::BatchDone { batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
             }
-            Report::EvalDone { eval, shard, generation, measures } => {
-                self.eval_done(worker, (eval, shard), generation, *measures, now);
+            Report::EvalDone { eval, shard, measures } => {
+                self.eval_done(worker, (eval, shard), *measures, now);
             }
             Report::PredictDone { shard } => self.predict_done(worker, shard, now),
             Report::Failed { lease, index, error } => {

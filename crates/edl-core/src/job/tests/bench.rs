@@ -283,9 +283,12 @@ impl Bench {
     /// What a server does with an order, at once.
     pub(super) fn obey_as_ps(&mut self, id: PsId, order: server::Order) -> Vec<Event> {
         let reports = self.handle_as_ps(id, server::Event::Order(order)).into_iter();
-        let report = |effect| match effect {
-            server::Effect::Report(report) => Some(from_ps(id, report)),
-            _ => None,
+        let report = |effect| {
+            if let server::Effect::Report(report) = effect {
+                Some(from_ps(id, report))
+            } else {
+                None
+            }
         };
         reports.filter_map(report).collect()
     }
@@ -532,10 +535,9 @@ impl Bench {
                 let loss = self.losses[self.evaluated.len().min(self.losses.len() - 1)];
                 let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(loss, 2);
-                let generation = self.job.servers().generation();
                 let measures = Box::new(measures);
                 self.n_shards_evaluated += 1;
-                let done = worker::Report::EvalDone { eval, shard, generation, measures };
+                let done = worker::Report::EvalDone { eval, shard, measures };
                 self.handle(from_worker(id, done));
             }
             (_, Task::Shard(Shard { number: shard, pass: Pass::Predict { .. }, .. })) => {
