@@ -163,6 +163,12 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "end training at a step that a server may have passed",
+        f"{CORE}/job/worlds.rs",
+        "self.allow_begun(step);",
+        "if !MUTANT {\n                self.allow_begun(step);\n            }",
+    ),
+    Mutation(
         "believe the state of a worker that does not hold it",
         f"{CORE}/world.rs",
         "holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))",

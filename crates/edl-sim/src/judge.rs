@@ -28,6 +28,8 @@ pub(crate) struct Judge {
     /// What a worker held when it reported that it had formed a world.
     pub(crate) formed: BTreeMap<(WorkerId, WorldId), State>,
     pub(crate) regions: BTreeMap<Pid, Region>,
+    /// Who reads the memory of the other members now, and in which world.
+    pub(crate) reading: BTreeMap<Pid, WorldId>,
     /// Which process took the slot of which.
     evictions: BTreeSet<(Pid, Pid)>,
 }
@@ -72,6 +74,18 @@ impl Judge {
         is_overwritten
     }
 
+    /// `owner` overwrites its memory from now on. What it has left in order, no other still reads.
+    pub(crate) fn overwrites(&mut self, owner: Pid, region: Region) {
+        let before = self.regions.get(&owner).filter(|before| before.world < region.world);
+        for reader in before.iter().flat_map(|before| &before.members) {
+            let world = self.reading.get(reader).filter(|world| **world < region.world);
+            let is_behind = world.is_some_and(|world| region.forced <= *world);
+            let stays = *reader == owner || region.members.contains(reader);
+            assert!(stays || !is_behind, "process {owner} leaves process {reader} behind");
+        }
+        self.regions.insert(owner, region);
+    }
+
     /// A process takes the slot of another one. The other must not take it back.
     pub(crate) fn evicted(&mut self, old: Pid, new: Pid) {
         assert!(!self.evictions.contains(&(new, old)), "{old} and {new} evict each other");
@@ -104,6 +118,14 @@ impl Judge {
             | MemberReport::StepMismatch { .. }
             | MemberReport::NotLoaded { .. } => {}
         }
+    }
+
+    /// If no world follows, the members of the last one count until they have left it in order.
+    pub(crate) fn heard(&self, job: &Job, replaced: Option<&WorldId>, report: &Report) {
+        let Report::Member(MemberReport::Stepped { world, step, .. }) = report else { return };
+        let Some(worlds) = job.worlds().filter(|worlds| worlds.current().is_none()) else { return };
+        let is_member = replaced.is_some_and(|replaced| world >= replaced);
+        assert!(!is_member || worlds.is_heard(*world), "step {step} of {world:?} is ignored");
     }
 
     /// Within one generation, steps are taken back only if no member of the world holds them.

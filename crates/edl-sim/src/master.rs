@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::exit::Exit;
-use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Job};
+use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId, WorldId};
+use edl_core::job::{CheckpointFile, Command, Config, Effect, End, Event, Job, Note};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
 use edl_net::convert::master as convert;
@@ -30,6 +30,8 @@ pub(crate) struct Master {
     clock: Clock,
     sessions: BTreeMap<ConnId, Peer>,
     workers: BTreeMap<WorkerId, ConnId>,
+    /// The last world that each worker was to enter at once, in it or not.
+    replaced: BTreeMap<WorkerId, WorldId>,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
     /// Effects that wait until the state is saved, and what came meanwhile.
@@ -67,9 +69,18 @@ impl Master {
         let mut durable = context.disk.durable.clone();
         durable.adopt(context.disk.complete());
         let job = Job::new(config, durable, now);
-        let (sessions, workers, servers) = Default::default();
-        let (held, early, ended) = Default::default();
-        let mut master = Self { term, job, clock, sessions, workers, servers, ended, held, early };
+        let mut master = Self {
+            term,
+            job,
+            clock,
+            sessions: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            replaced: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            ended: None,
+            held: VecDeque::new(),
+            early: VecDeque::new(),
+        };
         master.clock.wake_at(context, Some(now));
         master
     }
@@ -125,6 +136,7 @@ impl Master {
         let is_fact = matches!(report, Report::BatchDone { .. });
         if is_fact || self.workers.get(&worker) == Some(&conn) {
             context.judge.received(context.model, &self.job, worker, &report);
+            context.judge.heard(&self.job, self.replaced.get(&worker), &report);
             self.handle(context, Event::FromWorker { worker, incarnation, report });
         }
     }
@@ -293,12 +305,7 @@ impl Master {
         context.kernel.detail(context.pid, || format!("job -> {effect:?}"));
         match effect {
             Effect::Persist => self.persist(context),
-            Effect::ToWorker(worker, command) => {
-                if let Some(conn) = self.workers.get(&worker) {
-                    let message = self.encode(|encoder| encoder.worker(command)).encode_to_vec();
-                    context.send(*conn, Message::Control(message));
-                }
-            }
+            Effect::ToWorker(worker, command) => self.send_to_worker(context, worker, command),
             Effect::ToPs(ps, order) => {
                 if let Some(conn) = self.servers.get(&ps) {
                     let message = self.encode(|encoder| encoder.ps(order)).encode_to_vec();
@@ -348,25 +355,34 @@ impl Master {
                 context.kernel.count("evaluations");
             }
             Effect::Reply(Err(_)) => context.kernel.count("requests refused"),
-            Effect::EvaluationStarted { .. } => {
-                if context.kernel.chance(context.scenario.frozen_evaluations) {
-                    let after = context.kernel.between(0, 2 * context.scenario.eval_ms);
-                    context.kernel.schedule(SITE, after, Timer::Site(SiteTimer::Freeze));
-                }
-            }
+            Effect::EvaluationStarted { .. } => freeze_meanwhile(context),
             Effect::Reply(Ok(())) => {}
-            Effect::Note(note) => {
-                let is_unexpected = context.scenario.is_unexpected(&note);
-                assert!(!is_unexpected, "{}: {}", note.kind.name(), note.text);
-                context.judge.noted(&self.job, &note);
-                context.kernel.note(context.pid, note.kind.name(), &note.text);
-            }
+            Effect::Note(note) => self.note(context, &note),
             Effect::Ended(end) => {
                 context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());
                 self.ended = Some(end);
             }
         }
+    }
+
+    fn send_to_worker(&mut self, context: &mut Context<'_>, worker: WorkerId, command: Command) {
+        if let Command::World(announced) = &command
+            && announced.world.after.is_none()
+        {
+            self.replaced.insert(worker, announced.world.id);
+        }
+        if let Some(conn) = self.workers.get(&worker) {
+            let message = self.encode(|encoder| encoder.worker(command)).encode_to_vec();
+            context.send(*conn, Message::Control(message));
+        }
+    }
+
+    fn note(&self, context: &mut Context<'_>, note: &Note) {
+        let is_unexpected = context.scenario.is_unexpected(note);
+        assert!(!is_unexpected, "{}: {}", note.kind.name(), note.text);
+        context.judge.noted(&self.job, note);
+        context.kernel.note(context.pid, note.kind.name(), &note.text);
     }
 
     /// What is sent to one of the servers from now on may take long, while the others train on.
@@ -422,6 +438,14 @@ impl Master {
     fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
         let path = |folder: &str, _| folder.to_owned();
         encode(&convert::Encoder { job: &self.job, path: &path })
+    }
+}
+
+/// A worker may be frozen while the model is evaluated.
+fn freeze_meanwhile(context: &mut Context<'_>) {
+    if context.kernel.chance(context.scenario.frozen_evaluations) {
+        let after = context.kernel.between(0, 2 * context.scenario.eval_ms);
+        context.kernel.schedule(SITE, after, Timer::Site(SiteTimer::Freeze));
     }
 }
 

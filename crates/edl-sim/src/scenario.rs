@@ -166,7 +166,7 @@ impl Scenario {
             lanes: Some(lanes),
             max_workers: Some(lanes),
             num_workers,
-            min_workers: draw.one_of(&[1, 1, 1, num_workers.min(2)]),
+            min_workers: draw.one_of(&[1, 1, num_workers.min(2)]),
             partitions: draw.small(u64::from(num_ps_pods.max(1)), 6),
             early_stop_patience: draw.one_of(&[0, 0, 0, 2]),
             ..common_spec(seed, draw)

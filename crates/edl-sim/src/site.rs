@@ -328,6 +328,7 @@ impl Site {
 
     pub(crate) fn exited(&mut self, pid: Pid, how: Ended) {
         let process = self.processes.remove(&pid).map(|slot| slot.process);
+        self.judge.reading.remove(&pid);
         self.kernel.hang_up_all(pid);
         self.disk.crash(pid, &mut self.kernel);
         if self.master != Some(pid) {
@@ -366,6 +367,7 @@ impl Site {
         self.kernel.note(SITE, why, "");
         (self.master, self.last_master) = (None, None);
         self.instances.clear();
+        self.judge.reading.clear();
         for pid in std::mem::take(&mut self.processes).into_keys() {
             self.kernel.hang_up_all(pid);
             self.disk.crash(pid, &mut self.kernel);

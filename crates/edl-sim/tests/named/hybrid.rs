@@ -165,30 +165,27 @@ fn no_worker_passes_a_skipped_step_before_the_servers() {
     }
 }
 
-/// One server has a step that no worker has, and cannot save the one before. If the master dies and
-/// the user stops the job, it is saved after that step.
+/// One server has a step that the worker has not, and cannot save the one before. If the master dies
+/// and the user stops the job, it is saved after that step.
 #[test]
 fn a_new_master_saves_no_step_that_a_server_may_have_passed() {
-    let spec = JobSpec { heartbeat_timeout_secs: 20.0, ..spec() };
+    let spec = JobSpec { num_workers: 1, heartbeat_timeout_secs: 20.0, ..spec() };
     for mut run in timings(spec, N_RECORDS, 0) {
-        start(&mut run, 2);
+        start(&mut run, 1);
+        // More than a new master allows before it knows how far the worker is.
+        run.until("it trains on", |run| run.n_done() > 20);
         let pushes = run.hold(|sent| sent.to == server(1) && matches!(sent.what, What::Push(_)));
         let updates = |run: &Script| run.partition(4).expect("a server holds it").updates();
         run.until("one server is a step ahead", |run| {
-            (0..2).all(|id| run.step_of(run.pid(worker(id))) < Some(updates(run)))
+            run.step_of(run.pid(worker(0))) < Some(updates(run))
         });
         let step = updates(&run);
         run.kill(MASTER);
-        let formed =
-            [0, 1].map(|id| run.hold(move |sent| sent.from == worker(id) && is_formed(sent)));
-        run.until("both workers are in a new world", |run| {
-            formed.iter().all(|formed| run.held(*formed).count() == 1)
-        });
+        let formed = run.hold(is_formed);
+        run.until("the worker is in a new world", |run| run.held(formed).count() == 1);
         run.lose(pushes);
-        run.release(formed[0]);
-        assert_eq!(run.n_done(), step - 1, "no worker has the step");
         run.request(Event::Stop { reason: "by the user".into(), with_checkpoint: true });
-        run.release(formed[1]);
+        run.release(formed);
         run.until("the job has stopped", |run| run.count("stopped by the user") == 1);
         let saved = run.durable().checkpoints.last().map(|checkpoint| checkpoint.version);
         assert_eq!(saved, Some(step), "{:?}", run.durable().checkpoints);
