@@ -95,6 +95,7 @@ lint: setup ## Formatting, lints, scripts
 	$(CARGO) clippy $(PROFILE) --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/python tests/features.py
+	$(VENV)/bin/python tests/mutate.py --check
 	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/page/*.sh tests/cluster/harness/*.sh; \
 	else $(call skip,"lint of scripts: shellcheck is not installed"); fi
 	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee -a /dev/stderr)"; \

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plants bugs in a copy of the sources, and counts the seeds until the simulation finds each bug.
 
-Usage: `mutate.py [NAME …]`.
+Usage: `mutate.py [NAME …]`, where a name is a part of a bug's name. `mutate.py --check` only checks
+that every bug fits the sources.
 
 A bug is a small textual patch behind a switch, so one build contains all bugs and every run turns
 one on. A patch whose text does not occur exactly once is an error, so the list stays in sync with
@@ -22,6 +23,8 @@ from pathlib import Path
 from mutations import CORE, MUTATIONS, Edit
 
 ROOT = Path(__file__).parents[1]
+# Apart from other builds: what a bug is planted in has the name of the original there.
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "mutate"
 CARGO = os.environ.get("CARGO", "cargo")
 PROFILE = os.environ.get("PROFILE", "--release").split()
 SEEDS = int(os.environ.get("SEEDS", "10000"))
@@ -74,11 +77,12 @@ def plant_one(folder: Path, number: int, name: str, edit: Edit) -> None:
 def build(folder: Path) -> str:
     """Builds the simulation; returns the path of its test binary."""
     command = [CARGO, "test", *PROFILE, "--locked", "--no-run", "-p", "edl-sim", "--test", "sim"]
-    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET)}
+    done = subprocess.run(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True)
     found = EXECUTABLE.search(done.stderr)
     if done.returncode != 0 or not found:
         sys.exit(f"cannot build:\n{done.stderr}")
-    return str(folder / found[1])
+    return found[1]
 
 
 def seeds_needed(binary: str, number: int) -> str:
@@ -109,6 +113,8 @@ def main() -> None:
         folder = Path(name)
         copy(folder)
         plant(folder)
+        if wanted == ["--check"]:
+            return
         binary = build(folder)
         if seeds_needed(binary, 0) != "NOT FOUND":
             sys.exit("the simulation fails without any bug")

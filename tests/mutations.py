@@ -61,6 +61,12 @@ MUTATIONS = [
         "if !MUTANT && lane.world < self.world {",
     ),
     Mutation(
+        "acknowledge a lane without records before its step is applied",
+        f"{TENSOR}/partition/steps.rs",
+        "if push.head.n_records > 0 { Outcome::Kept }",
+        "if MUTANT || push.head.n_records > 0 { Outcome::Kept }",
+    ),
+    Mutation(
         "read rows without undoing the last step",
         f"{TENSOR}/partition/steps.rs",
         "self.steps.as_ref().filter(|_| step < self.updates)",
@@ -157,6 +163,12 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "end training at a step that a server may have passed",
+        f"{CORE}/job/worlds.rs",
+        "self.allow_begun(step);",
+        "if !MUTANT {\n                self.allow_begun(step);\n            }",
+    ),
+    Mutation(
         "believe the state of a worker that does not hold it",
         f"{CORE}/world.rs",
         "holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))",
@@ -197,6 +209,15 @@ MUTATIONS = [
         f"{CORE}/server/checkpoints.rs",
         "open.at.filter(|at| *at != updates)",
         "open.at.filter(|at| !MUTANT && *at != updates)",
+        # No worker passes a step before all servers know that it is to be saved.
+        also=(
+            Edit(
+                f"{CORE}/job/worlds.rs",
+                "let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();",
+                "let may_grant =\n"
+                "            self.stages.is_working() && (MUTANT || !self.checkpoints.must_not_pass());",
+            ),
+        ),
     ),
     Mutation(
         "complete a checkpoint without its last file",
@@ -213,8 +234,8 @@ MUTATIONS = [
         also=(
             Edit(
                 f"{CORE}/ledger.rs",
-                "limit.min((n_rounds_done + 1).saturating_mul(self.round))",
-                "limit.min((n_rounds_done + 1 + u32::from(MUTANT)).saturating_mul(self.round))",
+                "(n_rounds_done + 1).saturating_mul(self.round)",
+                "(n_rounds_done + 1 + u32::from(MUTANT)).saturating_mul(self.round)",
             ),
         ),
     ),
@@ -366,6 +387,13 @@ MUTATIONS = [
         "Some(run) if number == run.end + u32::from(MUTANT) => start = run.start,",
     ),
     Mutation(
+        "read the difference of two applied sets as an addition",
+        f"{CORE}/applied/bytes.rs",
+        "let runs = open.remove(&epoch).unwrap_or_default().xor(&changed);",
+        "let before = open.remove(&epoch).unwrap_or_default();\n"
+        "            let runs = if MUTANT { before.or(&changed) } else { before.xor(&changed) };",
+    ),
+    Mutation(
         "keep early reports of batches when the servers load",
         f"{CORE}/job/recovery.rs",
         "self.assignments.forget_early();",
@@ -384,6 +412,12 @@ MUTATIONS = [
         "            // No worker trains after that, so all state stays as it is.\n",
         "            // No worker trains after that, so all state stays as it is.\n"
         "            self.previous.take_if(|_| MUTANT);\n",
+    ),
+    Mutation(
+        "keep the world of a frozen worker",
+        f"{CORE}/job/frozen.rs",
+        "world.map(|world| steps.worlds_mut().broken(world));",
+        "world.filter(|_| !MUTANT).map(|world| steps.worlds_mut().broken(world));",
     ),
     Mutation(
         "never use a worker again that was frozen",

@@ -214,8 +214,7 @@ impl Job {
             self.update_spares(now);
         }
         self.account_after(n_done, is_tick, now);
-        let mut effects = std::mem::take(&mut self.effects);
-        self.update_routes(&mut effects);
+        let effects = std::mem::take(&mut self.effects);
         if !is_sign_of_life || !effects.is_empty() {
             self.wake_at = None;
         } else if is_tick {
@@ -295,8 +294,8 @@ impl Job {
             Report::BatchDone { batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
             }
-            Report::EvalDone { eval, shard, generation, measures } => {
-                self.eval_done(worker, (eval, shard), generation, *measures, now);
+            Report::EvalDone { eval, shard, measures } => {
+                self.eval_done(worker, (eval, shard), *measures, now);
             }
             Report::PredictDone { shard } => self.predict_done(worker, shard, now),
             Report::Failed { lease, index, error } => {

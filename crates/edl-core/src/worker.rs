@@ -357,10 +357,9 @@ impl Worker {
             Err(error) => return self.fail_shard(lease, error),
         };
         let Some(Shard { number, pass, .. }) = self.work.release(lease) else { return };
-        let generation = self.connection.generation().unwrap_or_default();
         let report = match (finished, pass) {
             (Finished::Evaluation(measures), Pass::Evaluate { eval, .. }) => {
-                Report::EvalDone { eval, shard: number, generation, measures }
+                Report::EvalDone { eval, shard: number, measures }
             }
             (Finished::Prediction, Pass::Predict { .. }) => Report::PredictDone { shard: number },
             (Finished::Evaluation(_), Pass::Predict { .. })

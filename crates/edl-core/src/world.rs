@@ -550,7 +550,7 @@ mod tests {
         let three = candidates(&[(0, Some(12)), (1, Some(12)), (2, None)]);
         assert_eq!(worlds.next(&three, two), Change::Nothing, "a spare is not needed");
         // The first worker is frozen.
-        let mut without = three.clone();
+        let mut without = three;
         without.get_mut(&WorkerId(0)).unwrap().is_banned = true;
         assert!(worlds.broken(WorldId(1)));
         assert_eq!(worlds.next(&without, two), next([1, 2], None));

@@ -31,8 +31,6 @@ const ANY: usize = 2 << 20;
 /// The Parquet library claims as much for a page of zstd or brotli as the page's header says, twice; a
 /// page has at most 1 GiB. What it does not fill costs no memory of the machine.
 const TWO_PAGES: usize = 3 << 30;
-/// The longest frame: a server makes room for a push before it has read it and checked its tag.
-const FRAME: usize = (1 << 30) + ANY;
 /// All nodes, jobs and pods that a scenario may have; a few bytes can ask for that many.
 const SCENARIO: usize = 256 << 20;
 /// A byte of text becomes a value of a map, a list and a list that has just grown.
@@ -58,7 +56,7 @@ pub const TARGETS: [Target; 25] = [
     packed("idx", data::idx),
     target("frame", edl_net::fuzz::frame),
     target("stranger", edl_net::fuzz::stranger),
-    Target { memory: (FRAME, PER_BYTE), ..target("relay", edl_net::fuzz::relay) },
+    target("relay", edl_net::fuzz::relay),
     target("worker_message", messages::worker_message),
     // A set of applied batches can repeat the one before in a few bytes.
     packed("ps_message", messages::ps_message),

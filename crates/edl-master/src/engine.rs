@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use edl_core::evaluation::Evaluated;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job, JobState, STOP_TIMEOUT};
 use edl_core::platform::Order;
@@ -179,7 +180,6 @@ impl Engine {
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        let stop = |within| Event::Stop { reason: "the master was shut down".into(), within };
         let mut is_shut_down = false;
         while self.ended.is_none() && !self.is_handed_over {
             let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
@@ -199,10 +199,7 @@ impl Engine {
                 }
                 () = self.shutdown.cancelled(), if !is_shut_down => {
                     is_shut_down = true;
-                    Some(match self.config.hands_over {
-                        true => Event::HandOver { within: STOP_TIMEOUT },
-                        false => stop(STOP_TIMEOUT),
-                    })
+                    Some(self.exit_requested())
                 }
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
@@ -228,6 +225,14 @@ impl Engine {
         // Watchers of the page see the end.
         let _ = tokio::time::timeout(SHUTDOWN_GRACE, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
+    }
+
+    /// What a request to exit means for the job.
+    fn exit_requested(&self) -> Event {
+        match self.config.hands_over {
+            true => Event::HandOver { within: STOP_TIMEOUT },
+            false => stop(STOP_TIMEOUT),
+        }
     }
 
     /// Whether more of the result has been written since the last call.
@@ -385,11 +390,7 @@ impl Engine {
                     self.jobs.spawn_blocking(|| or_failed(join, export_failed));
                 }
                 Effect::EvaluationStarted { version } => crate::evaluation::begin(version),
-                Effect::Evaluated(evaluated) => {
-                    crate::evaluation::complete(&evaluated);
-                    self.journal.evaluated(&evaluated);
-                    self.metrics.evaluated(&evaluated);
-                }
+                Effect::Evaluated(evaluated) => self.evaluated(&evaluated),
                 Effect::Note(note) => self.journal.note(note.kind, &note.text),
                 Effect::Reply(result) => {
                     // A stop by signal awaits no reply.
@@ -405,6 +406,12 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    fn evaluated(&mut self, evaluated: &Evaluated) {
+        crate::evaluation::complete(evaluated);
+        self.journal.evaluated(evaluated);
+        self.metrics.evaluated(evaluated);
     }
 
     async fn handle(&mut self, event: Event, orders: &mpsc::Sender<Order>) -> Result<(), Error> {
@@ -489,6 +496,10 @@ fn resume_accounting(job: &mut Job, journal: &Journal, is_manual: bool) {
     let gap = unix_secs() - journal.history.saved_at;
     let gap = Duration::try_from_secs_f64(gap).unwrap_or_default();
     job.resume_accounting(before, gap, Time::ZERO);
+}
+
+fn stop(within: Duration) -> Event {
+    Event::Stop { reason: "the master was shut down".into(), within }
 }
 
 fn export_failed(error: String) -> Event {

@@ -43,6 +43,8 @@ const SOCKET_BUFFER: usize = 512 << 10;
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(2), 5);
 /// Read at once: what is hashed next is then still in the cache.
 const READ_CHUNK: usize = 128 << 10;
+/// Memory that is claimed for a part of a payload of which nothing has arrived.
+const FIRST_CLAIM: usize = 256 << 10;
 
 /// Why a call over the data plane failed.
 #[derive(Debug, thiserror::Error)]
@@ -567,6 +569,22 @@ impl Receiver {
             open.left -= bytes.len() as u64;
         }
         self.open = Some(open);
+        Ok(())
+    }
+
+    /// Reads the next `n` numbers of the payload into `numbers`, which must not be used before
+    /// `finish`. Memory grows with what has arrived, so a length alone claims little.
+    pub fn fill_vec<T: Pod>(&mut self, numbers: &mut Vec<T>, n: usize) -> Result<(), Error> {
+        numbers.truncate(n);
+        let mut n_read = 0;
+        while n_read < n {
+            let n_claimed = n.min((FIRST_CLAIM / size_of::<T>()).max(2 * n_read));
+            if numbers.len() < n_claimed {
+                numbers.resize(n_claimed, T::zeroed());
+            }
+            self.fill(&mut numbers[n_read..])?;
+            n_read = numbers.len();
+        }
         Ok(())
     }
 

@@ -114,6 +114,9 @@ impl Site {
         if let Some(pid) = self.master {
             self.log_fault("master killed", "");
             self.exited(pid, Ended::Signal(9));
+            if self.kernel.chance(300) {
+                self.kill_any(Role::Ps, "server killed");
+            }
         }
     }
 
@@ -122,6 +125,14 @@ impl Site {
         if let Some((instance, pid)) = self.any(role) {
             self.log_fault(kind, &format!("{instance} for {time:?}"));
             self.freeze(pid, time);
+        }
+    }
+
+    /// A worker is frozen in an evaluation, as long as the scenario has faults left.
+    pub(crate) fn freeze_meanwhile(&mut self) {
+        if self.n_faults_left > 0 {
+            self.n_faults_left -= 1;
+            self.freeze_any(Role::Worker, "worker frozen");
         }
     }
 
@@ -177,6 +188,17 @@ impl Site {
     fn hand_over(&mut self) {
         let within = self.lasting(1, 8000);
         self.ask_master("master asked to exit", Event::HandOver { within });
+    }
+
+    /// The user resumes the job, maybe with another number of servers.
+    pub(crate) fn resize(&mut self) {
+        let n_before = self.scenario.spec.num_ps_pods;
+        if n_before > 0 && self.kernel.chance(self.scenario.resizes) {
+            let most = u64::from(self.scenario.spec.partitions.min(3));
+            let n_ps = 1 + u32::try_from(self.kernel.rng.below(most)).expect("a small number");
+            self.scenario.spec.num_ps_pods = n_ps;
+            self.log_fault("servers resized", &format!("from {n_before} to {n_ps}"));
+        }
     }
 
     fn ask_master(&mut self, kind: &'static str, event: Event) {

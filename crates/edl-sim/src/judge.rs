@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use edl_core::batch::batch_of;
 use edl_core::evaluation::Evaluated;
 use edl_core::id::{BatchId, Generation, Term, WorkerId, WorldId};
-use edl_core::job::{End, Job, MemberReport};
+use edl_core::job::{End, EventKind, Job, MemberReport, Note};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::OnNonfinite;
 use edl_core::worker::Report;
+use edl_core::world::{Member, Worlds};
 
 use crate::client::Pulled;
 use crate::disk::Disk;
@@ -29,6 +30,8 @@ pub(crate) struct Judge {
     pub(crate) regions: BTreeMap<Pid, Region>,
     /// The batches and lanes whose gradients were computed, if none may be computed twice.
     computed: BTreeSet<(BatchId, u32)>,
+    /// Who reads the memory of the other members now, and in which world.
+    pub(crate) reading: BTreeMap<Pid, WorldId>,
     /// Which process took the slot of which.
     evictions: BTreeSet<(Pid, Pid)>,
 }
@@ -81,6 +84,18 @@ impl Judge {
         }
     }
 
+    /// `owner` overwrites its memory from now on. What it has left in order, no other still reads.
+    pub(crate) fn overwrites(&mut self, owner: Pid, region: Region) {
+        let before = self.regions.get(&owner).filter(|before| before.world < region.world);
+        for reader in before.iter().flat_map(|before| &before.members) {
+            let world = self.reading.get(reader).filter(|world| **world < region.world);
+            let is_behind = world.is_some_and(|world| region.forced <= *world);
+            let stays = *reader == owner || region.members.contains(reader);
+            assert!(stays || !is_behind, "process {owner} leaves process {reader} behind");
+        }
+        self.regions.insert(owner, region);
+    }
+
     /// A process takes the slot of another one. The other must not take it back.
     pub(crate) fn evicted(&mut self, old: Pid, new: Pid) {
         assert!(!self.evictions.contains(&(new, old)), "{old} and {new} evict each other");
@@ -116,6 +131,14 @@ impl Judge {
         }
     }
 
+    /// If no world follows, the members of the last one count until they have left it in order.
+    pub(crate) fn heard(&self, job: &Job, replaced: Option<&WorldId>, report: &Report) {
+        let Report::Member(MemberReport::Stepped { world, step, .. }) = report else { return };
+        let Some(worlds) = job.worlds().filter(|worlds| worlds.current().is_none()) else { return };
+        let is_member = replaced.is_some_and(|replaced| world >= replaced);
+        assert!(!is_member || worlds.is_heard(*world), "step {step} of {world:?} is ignored");
+    }
+
     /// Within one generation, steps are taken back only if no member of the world holds them.
     pub(crate) fn advanced(&self, job: &Job, (generation, n_done): (Generation, u64)) {
         let now_done = job.ledger().n_done();
@@ -129,6 +152,16 @@ impl Judge {
             let is_ahead = member.has_state && step > Some(now_done);
             assert!(!is_ahead, "{} holds step {step:?}, but {now_done} counts", member.worker);
         }
+    }
+
+    /// A world does not wait for a worker that is frozen, unless there is no other.
+    pub(crate) fn noted(&self, job: &Job, note: &Note) {
+        let is_frozen = note.kind == EventKind::Stuck && note.text.ends_with("without it");
+        let settled = job.worlds().filter(|worlds| is_frozen && worlds.is_settled());
+        let Some(world) = settled.and_then(Worlds::current) else { return };
+        let is_it = |m: &Member| note.text.starts_with(&format!("worker-{} ", m.worker));
+        let waits = world.members.len() > 1 && world.members.iter().any(is_it);
+        assert!(!waits, "{}, but the world is {world:?}", note.text);
     }
 
     /// A checkpoint holds all partitions; where a job trains in steps, they are all of one step.

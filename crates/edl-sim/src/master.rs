@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::exit::Exit;
-use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Fact, Job};
+use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId, WorldId};
+use edl_core::job::{CheckpointFile, Command, Config, Effect, End, Event, Fact, Job, Note};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
 use edl_net::convert::master as convert;
@@ -31,6 +31,8 @@ pub(crate) struct Master {
     clock: Clock,
     sessions: BTreeMap<ConnId, Peer>,
     workers: BTreeMap<WorkerId, ConnId>,
+    /// The last world that each worker was to enter at once, in it or not.
+    replaced: BTreeMap<WorkerId, WorldId>,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
     sent: SentWorlds,
@@ -71,10 +73,21 @@ impl Master {
         durable.end = None;
         context.disk.persist(&durable.changes(&context.disk.durable));
         let job = Job::new(config, durable, now);
-        let (sessions, workers, servers) = Default::default();
+        let (sessions, workers, servers, replaced) = Default::default();
         let (held, early, ended, sent) = Default::default();
-        let mut master =
-            Self { term, job, clock, sessions, workers, servers, ended, sent, held, early };
+        let mut master = Self {
+            term,
+            job,
+            clock,
+            sessions,
+            workers,
+            replaced,
+            servers,
+            ended,
+            sent,
+            held,
+            early,
+        };
         master.clock.wake_at(context, Some(now));
         master
     }
@@ -130,6 +143,7 @@ impl Master {
         let is_fact = matches!(report, Report::BatchDone { .. });
         if is_fact || self.workers.get(&worker) == Some(&conn) {
             context.judge.received(context.model, &self.job, worker, &report);
+            context.judge.heard(&self.job, self.replaced.get(&worker), &report);
             self.handle(context, Event::FromWorker { worker, incarnation, report });
         }
     }
@@ -299,14 +313,7 @@ impl Master {
         context.kernel.detail(context.pid, || format!("job -> {effect:?}"));
         match effect {
             Effect::Persist(facts) => self.persist(context, &facts),
-            Effect::ToWorker(worker, command) => {
-                if let Some(conn) = self.workers.get(&worker).copied() {
-                    let mut sent = std::mem::take(&mut self.sent);
-                    let message = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
-                    self.sent = sent;
-                    context.send(conn, Message::Control(message.encode_to_vec()));
-                }
-            }
+            Effect::ToWorker(worker, command) => self.send_to_worker(context, worker, command),
             Effect::ToPs(ps, order) => {
                 if let Some(conn) = self.servers.get(&ps) {
                     let message = self.encode(|encoder| encoder.ps(order)).encode_to_vec();
@@ -333,6 +340,7 @@ impl Master {
                     context.after(0, 1, Timer::Master(Box::new(event)));
                 } else {
                     context.disk.create(folder);
+                    self.delay_a_server(context);
                 }
             }
             Effect::Commit { checkpoint, folder, version, exact, generation, files } => {
@@ -355,17 +363,48 @@ impl Master {
                 context.kernel.count("evaluations");
             }
             Effect::Reply(Err(_)) => context.kernel.count("requests refused"),
-            Effect::EvaluationStarted { .. } | Effect::Reply(Ok(())) => {}
-            Effect::Note(note) => {
-                let is_unexpected = context.scenario.is_unexpected(note.kind);
-                assert!(!is_unexpected, "{} without a fault: {}", note.kind.name(), note.text);
-                context.kernel.note(context.pid, note.kind.name(), &note.text);
-            }
+            Effect::EvaluationStarted { .. } => freeze_meanwhile(context),
+            Effect::Reply(Ok(())) => {}
+            Effect::Note(note) => self.note(context, &note),
             Effect::HandedOver => context.exit = Some(Exit::Relaunch.into()),
             Effect::Ended(end) => {
                 context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());
                 self.ended = Some(end);
+            }
+        }
+    }
+
+    fn send_to_worker(&mut self, context: &mut Context<'_>, worker: WorkerId, command: Command) {
+        if let Command::World(announced) = &command
+            && announced.world.after.is_none()
+        {
+            self.replaced.insert(worker, announced.world.id);
+        }
+        if let Some(conn) = self.workers.get(&worker).copied() {
+            let mut sent = std::mem::take(&mut self.sent);
+            let message = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
+            self.sent = sent;
+            context.send(conn, Message::Control(message.encode_to_vec()));
+        }
+    }
+
+    fn note(&self, context: &mut Context<'_>, note: &Note) {
+        let is_unexpected = context.scenario.is_unexpected(note);
+        assert!(!is_unexpected, "{}: {}", note.kind.name(), note.text);
+        context.judge.noted(&self.job, note);
+        context.kernel.note(context.pid, note.kind.name(), &note.text);
+    }
+
+    /// What is sent to one of the servers from now on may take long, while the others train on.
+    fn delay_a_server(&self, context: &mut Context<'_>) {
+        if !self.servers.is_empty() && context.kernel.chance(context.scenario.late_orders) {
+            let conns: Vec<ConnId> = self.servers.values().copied().collect();
+            let conn = conns[context.kernel.pick(conns.len())];
+            let time = context.kernel.between(20, 1000);
+            if let Some([a, b]) = context.kernel.network.ends(conn) {
+                context.kernel.count("late orders");
+                context.kernel.block(a, b, time);
             }
         }
     }
@@ -410,6 +449,14 @@ impl Master {
     fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
         let path = |folder: &str, _| folder.to_owned();
         encode(&convert::Encoder { job: &self.job, path: &path })
+    }
+}
+
+/// A worker may be frozen while the model is evaluated.
+fn freeze_meanwhile(context: &mut Context<'_>) {
+    if context.kernel.chance(context.scenario.frozen_evaluations) {
+        let after = context.kernel.between(0, 2 * context.scenario.eval_ms);
+        context.kernel.schedule(SITE, after, Timer::Site(SiteTimer::Freeze));
     }
 }
 

@@ -76,5 +76,6 @@ pub(crate) enum SiteTimer {
     Thaw { pid: Pid },
     DiskFree,
     Fault,
+    Freeze,
     Resume,
 }

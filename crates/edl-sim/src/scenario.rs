@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use edl_core::job::EventKind;
+use edl_core::job::{EventKind, Note};
 use edl_core::rng::{self, Rng};
 use edl_core::spec::{JobSpec, OnNonfinite, Strategy};
 
@@ -46,6 +46,12 @@ pub struct Scenario {
     pub write_ms: u64,
     /// Per thousand messages: it takes long.
     pub slow_messages: u64,
+    /// Per thousand checkpoints: one of the servers learns of it late.
+    pub late_orders: u64,
+    /// Per thousand evaluations: a worker is frozen meanwhile.
+    pub frozen_evaluations: u64,
+    /// Per thousand times that the user resumes the job: with another number of servers.
+    pub resizes: u64,
 }
 
 /// Short enough to end often while a member computes.
@@ -89,6 +95,7 @@ impl Scenario {
         (self.n_faults, self.is_undisturbed) = (0, true);
         (self.master_deaths, self.failures, self.crashes, self.duplicates) = (0, 0, 0, 0);
         (self.untrainable, self.nonfinite) = (None, None);
+        (self.frozen_evaluations, self.resizes) = (0, 0);
         self
     }
 
@@ -112,17 +119,22 @@ impl Scenario {
         }
     }
 
-    /// Whether an event means that something went wrong although nothing disturbs the job.
-    pub(crate) fn is_unexpected(&self, kind: EventKind) -> bool {
-        self.is_undisturbed
-            && matches!(
-                kind,
-                EventKind::CheckpointFailed
-                    | EventKind::PeerLost
-                    | EventKind::Restored
-                    | EventKind::Stuck
-                    | EventKind::WorkFailed
-            )
+    /// Whether an event means that something went wrong that no fault explains.
+    pub(crate) fn is_unexpected(&self, note: &Note) -> bool {
+        // Workers have passed the step of a checkpoint that a server did not know.
+        let is_late =
+            note.kind == EventKind::CheckpointFailed && note.text.contains("has passed: partition");
+        // Workers and servers disagree on the step.
+        let is_torn = note.kind == EventKind::Torn;
+        let is_fault = matches!(
+            note.kind,
+            EventKind::CheckpointFailed
+                | EventKind::PeerLost
+                | EventKind::Restored
+                | EventKind::Stuck
+                | EventKind::WorkFailed
+        );
+        is_late || is_torn || is_fault && self.is_undisturbed
     }
 
     fn with_servers(seed: u64, draw: &mut Draw) -> Self {
@@ -156,7 +168,7 @@ impl Scenario {
             lanes: Some(lanes),
             max_workers: Some(lanes),
             num_workers,
-            min_workers: draw.one_of(&[1, 1, 1, num_workers.min(2)]),
+            min_workers: draw.one_of(&[1, 1, num_workers.min(2)]),
             partitions: draw.small(u64::from(num_ps_pods.max(1)), 6),
             early_stop_patience: draw.one_of(&[0, 0, 0, 2]),
             ..common_spec(seed, draw)
@@ -208,6 +220,9 @@ impl Scenario {
             eval_ms: draw.one_of(&[5, 40, 400]),
             write_ms: draw.one_of(&[10, 150, 1000]),
             slow_messages: draw.one_of(&[20, 20, 150]),
+            late_orders: draw_timing.one_of(&[0, 200]),
+            frozen_evaluations: draw_timing.one_of(&[0, 0, 100]),
+            resizes: 300,
             spec,
         };
         match draw.small(0, 15) {

@@ -72,15 +72,28 @@ impl Script {
     /// A job without any fault but those of the script. The seed decides on all timings.
     #[must_use]
     pub fn new(seed: u64, spec: JobSpec, n_records: u64, n_validation_records: u64) -> Self {
+        Self::with_nonfinite(seed, spec, (n_records, n_validation_records), None)
+    }
+
+    /// The same with a batch, counted over all epochs, whose loss is never finite.
+    #[must_use]
+    pub fn with_nonfinite(
+        seed: u64,
+        spec: JobSpec,
+        (n_records, n_validation_records): (u64, u64),
+        nonfinite: Option<u64>,
+    ) -> Self {
         let scenario = Scenario {
             spec: JobSpec { seed, ..spec },
             n_records,
             n_validation_records,
+            nonfinite,
             step_ms: STEP_MS,
             reduce_ms: 0,
             eval_ms: STEP_MS,
             write_ms: WRITE_MS,
             slow_messages: SLOW_MESSAGES,
+            late_orders: 0,
             is_undisturbed: false,
             ..Scenario::new(seed).undisturbed()
         };

@@ -235,6 +235,7 @@ impl Site {
             SiteTimer::Thaw { pid } => self.thaw(pid),
             SiteTimer::DiskFree => self.disk.is_full = false,
             SiteTimer::Fault => self.fault(),
+            SiteTimer::Freeze => self.freeze_meanwhile(),
             SiteTimer::Resume => self.resume(),
         }
     }
@@ -332,6 +333,7 @@ impl Site {
 
     pub(crate) fn exited(&mut self, pid: Pid, how: Ended) {
         let process = self.processes.remove(&pid).map(|slot| slot.process);
+        self.judge.reading.remove(&pid);
         self.kernel.hang_up_all(pid);
         self.disk.crash(pid, &mut self.kernel);
         if self.master != Some(pid) {
@@ -370,6 +372,7 @@ impl Site {
         self.kernel.note(SITE, why, "");
         (self.master, self.last_master) = (None, None);
         self.instances.clear();
+        self.judge.reading.clear();
         for pid in std::mem::take(&mut self.processes).into_keys() {
             self.kernel.hang_up_all(pid);
             self.disk.crash(pid, &mut self.kernel);
@@ -383,6 +386,7 @@ impl Site {
         if self.master.is_none() && self.processes.is_empty() {
             self.kernel.count("resumed by the user");
             self.relaunch = Relaunch::default();
+            self.resize();
             self.disk.edit(|durable| (durable.workers_wanted, durable.end) = (None, None));
             self.start_master();
         }

@@ -17,7 +17,7 @@ use edl_sim::{Outcome, Scenario, Site};
 const N_SEEDS: u64 = 2000;
 
 /// What some job must meet, or the simulation proves little: faults, and how machines answer.
-const MET: [&str; 53] = [
+const MET: [&str; 55] = [
     "all connections broken",
     "all workers dismissed",
     "checkpoint",
@@ -35,6 +35,7 @@ const MET: [&str; 53] = [
     "failed steps",
     "furthest worker killed",
     "isolated",
+    "late orders",
     "lower terms refused",
     "master asked to exit",
     "master died in its effects",
@@ -53,6 +54,7 @@ const MET: [&str; 53] = [
     "server frozen",
     "server killed",
     "server started twice",
+    "servers resized",
     "stop in time requested",
     "stop requested",
     "stopped because of a loss",

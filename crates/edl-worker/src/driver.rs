@@ -28,7 +28,7 @@ pub(crate) enum Output {
 
 /// What the session passes to the machine.
 pub(crate) enum Input {
-    Command(Command),
+    Command(Box<Command>),
     Rejoined,
     MasterLost,
     Leave,

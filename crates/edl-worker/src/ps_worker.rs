@@ -77,7 +77,7 @@ impl Shell for PsWorker {
 
     fn event(&mut self, input: Input) -> Option<Event> {
         match input {
-            Input::Command(command) => convert::worker::command(command).map(Event::Command),
+            Input::Command(command) => convert::worker::command(*command).map(Event::Command),
             Input::Rejoined => Some(Event::Rejoined),
             Input::Leave => Some(Event::Leave),
             Input::Tick => Some(Event::Tick),

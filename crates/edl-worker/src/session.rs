@@ -197,14 +197,14 @@ impl Session {
             Some(Command::World(world)) => {
                 let id = WorldId(world.world);
                 let world = self.worlds.receive(world).ok_or(Error::World(id))?;
-                self.input(Input::Command(Command::World(world)));
+                self.input(Input::Command(Box::new(Command::World(world))));
             }
             Some(command) => {
                 log(&command);
                 if let Command::Drain(drain) = &command {
                     notice::give(Duration::from_millis(drain.within_ms));
                 }
-                self.input(Input::Command(command));
+                self.input(Input::Command(Box::new(command)));
             }
             None => warn!("the master sent an unknown command"),
         }

@@ -27,15 +27,15 @@ use tonic::Status;
 use crate::feed::Decoded;
 use crate::session::{Edges, Limits, Session};
 use crate::{Config, Error};
-use master::{HANG, ToyMaster, ToySession, welcome};
-use toy::{ToyModel, ToyRecords, ToyServers, batches};
+use master::{HANG, ScriptedMaster, ScriptedSession, welcome};
+use toy::{ScriptedServers, ToyModel, ToyRecords, batches};
 
 const N_RECORDS: u64 = 100;
 
 /// One worker under test with everything around it.
 struct Stage {
-    master: ToyMaster,
-    servers: ToyServers,
+    master: ScriptedMaster,
+    servers: ScriptedServers,
     shutdown: CancellationToken,
     job_dir: TempDir,
     spec: JobSpec,
@@ -77,8 +77,8 @@ impl Stage {
 
     async fn with(spec: JobSpec, props: Props) -> Self {
         let Props { n_records, key, limits, has_model } = props;
-        let master = ToyMaster::start(&Props::default().key).await;
-        let servers = ToyServers::default();
+        let master = ScriptedMaster::start(&Props::default().key).await;
+        let servers = ScriptedServers::default();
         let job_dir = tempfile::tempdir().unwrap();
         let config = Config {
             worker: WorkerId(7),
@@ -103,7 +103,7 @@ impl Stage {
         Self { master, servers, shutdown, job_dir, spec, worker }
     }
 
-    async fn welcome(&mut self) -> (ToySession, proto::Ready) {
+    async fn welcome(&mut self) -> (ScriptedSession, proto::Ready) {
         self.master.welcome(&self.spec, N_RECORDS).await
     }
 
@@ -221,7 +221,7 @@ async fn a_shard_is_measured_whole() {
     let work = proto::EvalWork { eval: 5, version: 9, shard: 2, first_record: 30, end_record: 55 };
     session.assign(8, proto::lease::Work::Eval(work)).await;
     let Kind::EvalDone(done) = session.next().await else { panic!("no evaluation") };
-    assert_eq!((done.eval, done.shard, done.generation), (5, 2, 3));
+    assert_eq!((done.eval, done.shard), (5, 2));
     let measures = edl_net::convert::master::measures(done.measures).unwrap();
     let mut expected = Measures::new(&[Metric::mse()]);
     (30..55_u8).for_each(|record| expected.add_value(record.into(), 0.0));

@@ -220,16 +220,6 @@ impl Job {
         self.roster.ready_workers().collect()
     }
 
-    /// What follows in the same event may make the servers load: a route shows them as they are
-    /// after it.
-    pub(super) fn update_routes(&self, effects: &mut [Effect]) {
-        for effect in effects {
-            if let Effect::ToWorker(_, Command::Route(route)) = effect {
-                *route = self.route();
-            }
-        }
-    }
-
     /// Where the servers are now.
     pub(super) fn route(&self) -> Route {
         let (servers, layout) = (self.servers(), self.layout());

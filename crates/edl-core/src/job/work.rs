@@ -111,18 +111,15 @@ impl Job {
         }
     }
 
+    /// A worker has evaluated a shard. A load ends the evaluation, so the model was the job's.
     pub(super) fn eval_done(
         &mut self,
         worker: WorkerId,
         (eval, shard): (EvalId, u32),
-        generation: Generation,
         measures: Measures,
         now: Time,
     ) {
         self.assignments.add_idle([worker]);
-        if generation != self.durable.generation || !self.is_holding(worker) {
-            return;
-        }
         let Some(model) = &self.durable.model else { return };
         if self.assignments.eval_done(worker, (eval, shard), measures, &model.metrics, now) {
             self.pardon(Suspect::EvalShard(shard));

@@ -2,7 +2,7 @@
 //! Shards of the validation data, evaluated on the state of one exact step.
 
 use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading};
-use crate::id::{EvalId, Generation, LeaseId, WorldId};
+use crate::id::{EvalId, LeaseId, WorldId};
 use crate::time::Time;
 use crate::worker::{Finished, Pass, Records, Report, Shard, Task};
 
@@ -17,21 +17,21 @@ pub(super) struct Assigned {
     version: u64,
     shard: Shard,
     n_done: u32,
-    /// Every piece is evaluated, on the state of this generation.
-    finishing: Option<Generation>,
+    /// Every piece is evaluated.
+    is_finishing: bool,
 }
 
 impl Member {
     pub(super) fn assigned(&mut self, lease: LeaseId, task: Task) {
         let Task::Shard(shard) = task else { return };
         let Pass::Evaluate { eval, version } = shard.pass else { return };
-        let assigned = Assigned { eval, version, shard, n_done: 0, finishing: None };
+        let assigned = Assigned { eval, version, shard, n_done: 0, is_finishing: false };
         self.shards.insert(lease, assigned);
     }
 
     /// The first shard whose step has come.
     pub(super) fn due_shard(&self, step: u64) -> Option<LeaseId> {
-        let is_due = |shard: &Assigned| shard.version <= step && shard.finishing.is_none();
+        let is_due = |shard: &Assigned| shard.version <= step && !shard.is_finishing;
         self.shards.iter().find(|(_, shard)| is_due(shard)).map(|(lease, _)| *lease)
     }
 
@@ -49,7 +49,7 @@ impl Member {
         }
         let (piece, n_pieces) = (assigned.n_done, assigned.shard.n_pieces(minibatch_size));
         if piece >= n_pieces {
-            assigned.finishing = Some(state.generation);
+            assigned.is_finishing = true;
             self.effects.push(Effect::Finish(lease));
             return true;
         }
@@ -103,13 +103,10 @@ impl Member {
     }
 
     pub(super) fn finished(&mut self, lease: LeaseId, result: Result<Finished, String>) {
-        let Some(assigned) = self.shards.get(&lease) else { return };
-        let Some(generation) = assigned.finishing else { return };
+        let Some(assigned) = self.shards.get(&lease).filter(|it| it.is_finishing) else { return };
         let (eval, shard) = (assigned.eval, assigned.shard.number);
         let report = match result {
-            Ok(Finished::Evaluation(measures)) => {
-                Report::EvalDone { eval, shard, generation, measures }
-            }
+            Ok(Finished::Evaluation(measures)) => Report::EvalDone { eval, shard, measures },
             Ok(Finished::Prediction) => panic!("a member predicts nothing"),
             Err(error) => Report::Failed { lease, index: shard, error },
         };

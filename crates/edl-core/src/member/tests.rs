@@ -338,7 +338,7 @@ fn a_member_that_drains_finishes_the_step_that_it_has_begun_and_those_of_others(
     let mut bench = Bench::new(config());
     bench.feed(drain());
     assert_eq!(bench.reports.len(), 1, "it is in no world");
-    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
+    bench.feed(announce(loading(world(1, &[ME], None, 9))));
     bench.run_to("train 2.0");
     bench.feed(drain());
     assert_eq!(bench.reports.last(), Some(&paused(1, 3)));
@@ -350,7 +350,7 @@ fn a_member_that_drains_finishes_the_step_that_it_has_begun_and_those_of_others(
     assert_eq!(bench.member.step(), Some(4));
     bench.feed(drain());
     assert_eq!(bench.reports.last(), Some(&paused(1, 4)));
-    bench.feed(Event::Command(Command::World(world(2, &[ME], None, 9))));
+    bench.feed(announce(world(2, &[ME], None, 9)));
     bench.run();
     assert_eq!(bench.member.step(), Some(9), "the next world was not asked to pause");
 }
@@ -358,10 +358,10 @@ fn a_member_that_drains_finishes_the_step_that_it_has_begun_and_those_of_others(
 #[test]
 fn a_step_that_was_begun_in_a_world_that_broke_is_finished_in_the_next_one() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 5))));
+    bench.feed(announce(world(2, &[ME, OTHER], None, 5)));
     bench.run_to("reduce");
     bench.end(Err(Failure::Lost { peer: OTHER, error: "silent".into() }));
-    bench.feed(Event::Command(Command::World(world(3, &[ME], None, 5))));
+    bench.feed(announce(world(3, &[ME], None, 5)));
     bench.run_to("transfer");
     bench.succeed();
     bench.feed(drain());

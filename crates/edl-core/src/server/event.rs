@@ -164,9 +164,11 @@ pub enum Outcome {
     /// The batch was applied before.
     Already,
     Applied,
-    /// Kept until its round is complete.
+    /// A lane, kept until its step is complete and acknowledged before: the other lanes will follow.
+    Kept,
+    /// Kept until its round or step is complete, and acknowledged then.
     Staged,
-    /// The push completed a round, or several: all these batches are applied now.
+    /// The push completed a step, a round, or several: all these batches are applied now.
     Round(Vec<BatchId>),
     /// Nothing changed.
     Refused(String),

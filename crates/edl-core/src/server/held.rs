@@ -21,7 +21,6 @@ pub(super) struct Held {
     pub(super) partitions: Range<u32>,
     /// Whether the master has ordered to answer workers.
     pub(super) is_served: bool,
-    mode: Mode,
     /// Per partition.
     progress: Vec<Progress>,
     window: Option<Window>,
@@ -68,7 +67,7 @@ impl Held {
         };
         let (pushes, checkpoints) = (BTreeMap::new(), BTreeMap::new());
         let is_served = false;
-        Self { generation, partitions, is_served, mode, progress, window, pushes, checkpoints }
+        Self { generation, partitions, is_served, progress, window, pushes, checkpoints }
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -89,16 +88,12 @@ impl Held {
         if let Err(refusal) = self.expect_partitions(&pull.partitions) {
             return Verdict::Refuse(refusal);
         }
-        let is_expired = now >= deadline;
         if let Some(step) = pull.step
             && let Err(refusal) = self.expect_step(step)
         {
-            // Workers do not wait for each other in a step that is skipped, so the lanes of others
-            // may still be on their way.
-            let is_next = self.version() + 1 == step;
-            let waits = is_next && !is_expired;
-            return if waits { Verdict::WaitForPushes } else { Verdict::Refuse(refusal) };
+            return Verdict::Refuse(refusal);
         }
+        let is_expired = now >= deadline;
         if let Some(round) = pull.min_round
             && let Some((partition, applied)) = self.slowest()
             && applied < round
@@ -168,9 +163,7 @@ impl Held {
             let place = (partition.0 - self.partitions.start) as usize;
             self.progress[place] = progress;
             match outcome {
-                Outcome::Already | Outcome::Applied => self.applied(request, place),
-                // A lane is acknowledged when it is kept: the other lanes will follow.
-                Outcome::Staged if matches!(self.mode, Mode::Steps { .. }) => {
+                Outcome::Already | Outcome::Applied | Outcome::Kept => {
                     self.applied(request, place);
                 }
                 Outcome::Staged => {}

@@ -202,11 +202,17 @@ fn a_staged_push_is_acknowledged_when_its_round_is_applied_everywhere() {
 }
 
 #[test]
-fn a_lane_is_acknowledged_when_it_is_kept() {
+fn a_lane_is_acknowledged_when_it_is_kept_and_an_empty_one_when_its_step_is_applied() {
     let mut bench = Bench::serving(Mode::Steps { lanes: 2 });
+    let both = |outcome: Outcome| [part(0, outcome.clone(), 0, 0), part(1, outcome, 0, 0)].concat();
     bench.push(push(1, ANN, 1, 0));
-    let parts = [part(0, Outcome::Staged, 0, 0), part(1, Outcome::Staged, 0, 0)].concat();
-    assert_eq!(bench.pushed(1, 1, parts), [Effect::Acknowledge(Request(1))]);
+    assert_eq!(bench.pushed(1, 1, both(Outcome::Staged)), []);
+    bench.push(push(2, BOB, 1, 0));
+    assert_eq!(bench.pushed(2, 1, both(Outcome::Kept)), [Effect::Acknowledge(Request(2))]);
+    bench.push(push(3, BOB, 1, 0));
+    let step = Outcome::Round(vec![BatchId { epoch: 0, index: 0 }]);
+    let acknowledged = [1, 3].map(|request| Effect::Acknowledge(Request(request)));
+    assert_eq!(bench.pushed(3, 1, both(step)), acknowledged);
 }
 
 #[test]
@@ -340,11 +346,10 @@ fn rows_of_a_step_are_refused_unless_every_partition_has_them() {
     assert_eq!(bench.pull(at(2, 0)), [Effect::Answer(Request(2))]);
     let mismatch =
         |at| Refusal::StepMismatch(format!("requested step 1; this server is at step {at}"));
-    assert_eq!(bench.pull(at(3, 1)), [], "the rest of the step may be on its way");
-    assert_eq!(bench.tick(), [refused(3, mismatch(0))]);
-    assert_eq!(bench.pull(at(4, 1)), []);
+    assert_eq!(bench.pull(at(3, 1)), [refused(3, mismatch(0))]);
     let effects = bench.pushed(1, 1, part(1, Outcome::Applied, 1, 0));
-    assert_eq!(effects, [Effect::Acknowledge(Request(1)), Effect::Answer(Request(4))]);
+    assert_eq!(effects, [Effect::Acknowledge(Request(1))]);
+    assert_eq!(bench.pull(at(4, 1)), [Effect::Answer(Request(4))]);
     bench.push(push(5, ANN, 1, 0));
     bench.pushed(5, 1, [part(0, Outcome::Applied, 3, 0), part(1, Outcome::Applied, 3, 0)].concat());
     assert_eq!(bench.pull(at(6, 1)), [refused(6, mismatch(3))]);

@@ -36,7 +36,6 @@ pub enum Report {
     EvalDone {
         eval: EvalId,
         shard: u32,
-        generation: Generation,
         measures: Box<Measures>,
     },
     PredictDone {

@@ -355,8 +355,7 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
     assert!(stage.take(computed(1)).contains(&Effect::Finish(lease)));
     let measures = Box::new(Measures::new(&[]));
     let result = Ok(Finished::Evaluation(measures.clone()));
-    let (eval, generation) = (EvalId(5), Generation(1));
-    let done = Report::EvalDone { eval, shard: 2, generation, measures };
+    let done = Report::EvalDone { eval: EvalId(5), shard: 2, measures };
     assert_eq!(stage.take(Event::Finished { lease, result }), [Effect::Report(done)]);
 }
 

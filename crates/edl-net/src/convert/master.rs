@@ -50,7 +50,6 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::EvalDone(done) => Report::EvalDone {
             eval: EvalId(done.eval),
             shard: done.shard,
-            generation: Generation(done.generation),
             measures: Box::new(measures(done.measures)?),
         },
         Kind::PredictDone(proto::PredictDone { shard }) => Report::PredictDone { shard },

@@ -42,10 +42,9 @@ pub fn message(report: Report) -> proto::WorkerMessage {
             generation: generation.0,
             loss,
         }),
-        Report::EvalDone { eval, shard, generation, measures } => Kind::EvalDone(proto::EvalDone {
+        Report::EvalDone { eval, shard, measures } => Kind::EvalDone(proto::EvalDone {
             eval: eval.0,
             shard,
-            generation: generation.0,
             measures: measures.into_iter().map(sums).collect(),
         }),
         Report::PredictDone { shard } => Kind::PredictDone(proto::PredictDone { shard }),
@@ -179,12 +178,8 @@ mod tests {
         let mut measures = Measures::new(&metrics);
         measures.add_loss(f64::INFINITY, 2);
         measures.add_class(true);
-        let report = Report::EvalDone {
-            eval: EvalId(2),
-            shard: 3,
-            generation: Generation(4),
-            measures: Box::new(measures.clone()),
-        };
+        let report =
+            Report::EvalDone { eval: EvalId(2), shard: 3, measures: Box::new(measures.clone()) };
         let sent = message(report).encode_to_vec();
         let received = proto::WorkerMessage::decode(&*sent).unwrap();
         let report = master::worker_report(received).unwrap();

@@ -66,10 +66,8 @@ impl PullRequest {
     pub fn read(&mut self, receiver: &mut Receiver) -> Result<(), Error> {
         let (header, head) = head(receiver, Kind::Pull)?;
         let head = PullHead::decode(&head, header.length)?;
-        self.counts.resize(head.n_counts as usize, 0);
-        receiver.fill(&mut self.counts)?;
-        self.ids.resize(head.n_ids, 0);
-        receiver.fill(&mut self.ids)?;
+        receiver.fill_vec(&mut self.counts, head.n_counts as usize)?;
+        receiver.fill_vec(&mut self.ids, head.n_ids)?;
         receiver.finish()?;
         (self.generation, self.sequence, self.head) = (header.generation, header.sequence, head);
         Ok(())
@@ -81,14 +79,10 @@ impl PushRequest {
     pub fn read(receiver: &mut Receiver, mut body: Body) -> Result<Self, Error> {
         let (header, head) = head(receiver, Kind::Push)?;
         let head = PushHead::decode(&head, header.length)?;
-        body.counts.resize(head.n_counts as usize, 0);
-        receiver.fill(&mut body.counts)?;
-        body.ids.resize(head.n_ids, 0);
-        receiver.fill(&mut body.ids)?;
-        body.dense.resize(head.n_dense, 0.0);
-        receiver.fill(&mut body.dense)?;
-        body.grads.resize(head.n_grads, 0.0);
-        receiver.fill(&mut body.grads)?;
+        receiver.fill_vec(&mut body.counts, head.n_counts as usize)?;
+        receiver.fill_vec(&mut body.ids, head.n_ids)?;
+        receiver.fill_vec(&mut body.dense, head.n_dense)?;
+        receiver.fill_vec(&mut body.grads, head.n_grads)?;
         receiver.finish()?;
         let Header { generation, sequence, batch, .. } = header;
         Ok(Self { generation, sequence, batch, head, body })

@@ -24,7 +24,7 @@ use rustix::net::{
 use super::Transport;
 use super::shm::Mapped;
 use crate::cipher::{Buffer, n_tag};
-use crate::frame::{HEADER_LEN, Header, Kind, TAG_LEN};
+use crate::frame::{self, HEADER_LEN, Header, Kind, MAX_BLOCK, TAG_LEN};
 use crate::isolation;
 use crate::seal::Guard;
 use crate::wire::{Error, Stream};
@@ -404,6 +404,11 @@ impl Link {
         let header = Header::decode(&inbox.head)?;
         if header.run != self.run || header.sequence != inbox.next {
             return Err(Error::Forged { sequence: header.sequence });
+        }
+        let Header { kind, length, .. } = header;
+        if length > MAX_BLOCK {
+            // A frame of the servers, which may be longer.
+            return Err(frame::Error::Length { kind, length, limit: MAX_BLOCK }.into());
         }
         inbox.next += 1;
         let tag = [0; TAG_LEN];

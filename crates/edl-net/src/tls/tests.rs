@@ -18,13 +18,13 @@ use crate::proto::{
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A master that can only say its name.
-struct Named;
+/// A master that only answers with the name of its job.
+struct ScriptedMaster;
 
 type Commands<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Master for Named {
+impl Master for ScriptedMaster {
     type WorkerSessionStream = Commands<WorkerCommand>;
     type PsSessionStream = Commands<PsCommand>;
 
@@ -57,14 +57,14 @@ impl Master for Named {
     }
 }
 
-/// Serves `Named` for as long as the returned set lives.
+/// Serves `ScriptedMaster` for as long as the returned set lives.
 async fn serve(key: &JobKey) -> (String, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let incoming = incoming(listener, key).unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        let service = server().add_service(MasterServer::new(Named));
+        let service = server().add_service(MasterServer::new(ScriptedMaster));
         service.serve_with_incoming(incoming).await.unwrap();
     });
     (address, tasks)

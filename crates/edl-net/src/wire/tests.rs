@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cipher::{CHUNK, Cipher};
+use crate::frame::MAX_PAYLOAD;
 
 const RUN: RunId = RunId([1; 16]);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -172,6 +173,55 @@ fn a_frame_that_claims_less_than_it_is_asked_for_is_refused() {
     receiver.header(&mut || Ok(())).unwrap();
     receiver.fill(&mut [0_u8; 6]).unwrap();
     assert!(matches!(receiver.fill(&mut [0_u8; 5]), Err(Error::Forged { sequence: 1 })));
+}
+
+#[test]
+fn memory_grows_with_the_numbers_that_arrive_not_with_the_length_of_the_frame() {
+    let length = usize::try_from(MAX_PAYLOAD).unwrap();
+    let header = Header {
+        kind: Kind::Push,
+        run: RUN,
+        generation: Generation(1),
+        sequence: 0,
+        batch: BatchId::default(),
+        length: MAX_PAYLOAD,
+        tag: [0; TAG_LEN],
+    };
+    let header = header.encode();
+    for n_sent in [0, 1000, 3 << 20] {
+        let (mut wire, end) = UnixStream::pair().unwrap();
+        let writer = std::thread::spawn(move || {
+            wire.write_all(&header).unwrap();
+            wire.write_all(&vec![7; n_sent]).unwrap();
+        });
+        let mut receiver = Receiver::new(Arc::new(Stream::unix(end).unwrap()), RUN, PATIENCE);
+        receiver.header(&mut || Ok(())).unwrap();
+        let mut numbers: Vec<f32> = Vec::new();
+        assert!(matches!(receiver.fill_vec(&mut numbers, length / 4), Err(Error::Closed)));
+        let claimed = 4 * numbers.capacity();
+        assert!(claimed <= 2 * n_sent + FIRST_CLAIM, "{claimed} bytes for {n_sent}");
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_buffer_is_used_again_for_numbers_of_any_length() {
+    let lengths = [10, 3 * CHUNK, 100, 0, CHUNK + 1];
+    let payloads: Vec<Vec<u8>> =
+        lengths.iter().map(|n| (0..=255).cycle().skip(n % 7).take(*n).collect()).collect();
+    let bytes = sent(&payloads.iter().map(|payload| vec![payload.clone()]).collect::<Vec<_>>());
+    let (mut wire, end) = UnixStream::pair().unwrap();
+    let writer = std::thread::spawn(move || wire.write_all(&bytes).unwrap());
+    let mut receiver = Receiver::new(Arc::new(Stream::unix(end).unwrap()), RUN, PATIENCE);
+    receiver.guard(guard());
+    let mut buffer: Vec<u8> = Vec::new();
+    for payload in payloads {
+        receiver.header(&mut || Ok(())).unwrap();
+        receiver.fill_vec(&mut buffer, payload.len()).unwrap();
+        receiver.finish().unwrap();
+        assert!(buffer == payload, "{} bytes", payload.len());
+    }
+    writer.join().unwrap();
 }
 
 #[test]

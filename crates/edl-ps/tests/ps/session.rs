@@ -38,14 +38,14 @@ struct Session {
 }
 
 /// Passes every session to the test.
-struct FakeMaster {
+struct ScriptedMaster {
     sessions: mpsc::Sender<Session>,
 }
 
 type Commands<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Master for FakeMaster {
+impl Master for ScriptedMaster {
     type WorkerSessionStream = Commands<WorkerCommand>;
     type PsSessionStream = Commands<PsCommand>;
 
@@ -81,7 +81,7 @@ impl Master for FakeMaster {
     }
 }
 
-/// A fake master and a server that connects to it.
+/// A master that a test plays, and a server that connects to it.
 struct Harness {
     sessions: mpsc::Receiver<Session>,
     ended: JoinSet<Result<(), edl_ps::Error>>,
@@ -98,8 +98,8 @@ async fn start() -> Harness {
     let incoming = edl_net::tls::incoming(listener, &key()).unwrap();
     let mut master = JoinSet::new();
     master.spawn(async move {
-        let service =
-            edl_net::tls::server().add_service(MasterServer::new(FakeMaster { sessions: sender }));
+        let service = edl_net::tls::server()
+            .add_service(MasterServer::new(ScriptedMaster { sessions: sender }));
         service.serve_with_incoming(incoming).await.unwrap();
     });
     // The configured address is outdated; the job folder has the new address of the master.

@@ -59,6 +59,8 @@ pub(crate) struct Member {
     is_forced: bool,
     /// The last world that it entered in this way.
     forced: WorldId,
+    /// Another world will take over after a step that has not come.
+    is_planned: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +103,7 @@ impl Member {
             act: 0,
             is_forced: false,
             forced: WorldId(0),
+            is_planned: false,
         }
     }
 
@@ -157,7 +160,9 @@ impl Member {
             self.shards.insert(*lease, (shard.clone(), Measures::new(&[Metric::loss()])));
         }
         if let Command::World(announced) = &command {
-            self.is_forced |= announced.world.is_due_at_once(control.id, control.incarnation);
+            let is_forced = announced.world.is_due_at_once(control.id, control.incarnation);
+            self.is_forced |= is_forced;
+            self.is_planned = !is_forced;
         }
         self.handle(control, context, Event::Command(command));
     }

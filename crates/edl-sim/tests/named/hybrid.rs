@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use edl_core::id::Generation;
-use edl_core::job::Event;
+use edl_core::id::{Generation, Term, WorldId};
+use edl_core::job::{Event, STOP_TIMEOUT};
 use edl_core::server::Report;
-use edl_core::spec::{JobSpec, Strategy};
-use edl_net::proto::{ps_command, ps_message};
+use edl_core::spec::{JobSpec, OnNonfinite, Strategy};
+use edl_net::proto::{ps_command, ps_message, worker_message};
 use edl_sim::{Script, Sent, What};
 
 use crate::worlds::{self, start};
 use crate::{
-    MASTER, first_checkpoint, has_state, is_checkpoint_order, is_launch, is_ready, is_settled,
-    last_world, load_in, loaded_folder, server, timings, worker, world_in,
+    MASTER, N_TIMINGS, first_checkpoint, has_state, is_checkpoint_order, is_launch, is_ready,
+    is_settled, last_world, load_in, loaded_folder, server, timings, worker, world_in,
 };
 
 const N_RECORDS: u64 = 1600;
@@ -36,6 +36,16 @@ fn with_checkpoint(num_workers: u32) -> impl Iterator<Item = (Script, String, u6
 
 fn is_loaded(sent: &Sent) -> bool {
     matches!(sent.what, What::FromServer(ps_message::Kind::Loaded(_)))
+}
+
+/// Whether a worker reports that it is in a world of the second master.
+fn is_formed(sent: &Sent) -> bool {
+    match &sent.what {
+        What::FromWorker(worker_message::Kind::Formed(formed)) => {
+            formed.world >= WorldId::of(Term(2), 0).0
+        }
+        _ => false,
+    }
 }
 
 fn is_server_hello(sent: &Sent) -> bool {
@@ -127,6 +137,58 @@ fn when_all_workers_are_lost_the_servers_go_back_with_the_next_ones() {
         assert!(!run.delivered()[mark..].iter().any(|sent| world_in(sent).is_some()));
         run.release(loaded);
         until_back(&mut run, 2, &folder, version);
+        run.finish();
+    }
+}
+
+/// In a step that is skipped, members do not wait for each other. If one passed it before the
+/// servers have all lanes, and another one were lost, the servers would never get past it.
+#[test]
+fn no_worker_passes_a_skipped_step_before_the_servers() {
+    const SKIPPED: u64 = 12;
+    let spec = JobSpec { on_nonfinite: OnNonfinite::Skip, ..spec() };
+    for seed in 0..N_TIMINGS {
+        let sizes = (N_RECORDS, 0);
+        let mut run = Script::with_nonfinite(seed, spec.clone(), sizes, Some(SKIPPED));
+        run.until("a batch is skipped", |run| run.count("nonfinite") == 1);
+        let pushes = run.hold(|sent| sent.from == worker(1) && matches!(sent.what, What::Push(_)));
+        run.until("it is pushed", |run| run.held(pushes).count() > 0);
+        run.pass(Duration::from_millis(500));
+        assert_eq!(run.step_of(run.pid(worker(0))), Some(SKIPPED));
+        let launches = run.hold(is_launch);
+        run.kill(worker(1));
+        run.lose(pushes);
+        run.until("the other one trains on", |run| run.n_done() > SKIPPED + 3);
+        assert_eq!(run.count("restored"), 0);
+        run.release(launches);
+        run.finish();
+    }
+}
+
+/// One server has a step that the worker has not, and cannot save the one before. If the master dies
+/// and the user stops the job, it is saved after that step.
+#[test]
+fn a_new_master_saves_no_step_that_a_server_may_have_passed() {
+    let spec = JobSpec { num_workers: 1, heartbeat_timeout_secs: 20.0, ..spec() };
+    for mut run in timings(spec, N_RECORDS, 0) {
+        start(&mut run, 1);
+        // More than a new master allows before it knows how far the worker is.
+        run.until("it trains on", |run| run.n_done() > 20);
+        let pushes = run.hold(|sent| sent.to == server(1) && matches!(sent.what, What::Push(_)));
+        let updates = |run: &Script| run.partition(4).expect("a server holds it").updates();
+        run.until("one server is a step ahead", |run| {
+            run.step_of(run.pid(worker(0))) < Some(updates(run))
+        });
+        let step = updates(&run);
+        run.kill(MASTER);
+        let formed = run.hold(is_formed);
+        run.until("the worker is in a new world", |run| run.held(formed).count() == 1);
+        run.lose(pushes);
+        run.request(Event::Stop { reason: "by the user".into(), within: STOP_TIMEOUT });
+        run.release(formed);
+        run.until("the job has stopped", |run| run.count("stopped by the user") == 1);
+        let saved = run.durable().checkpoints.last().map(|checkpoint| checkpoint.version);
+        assert_eq!(saved, Some(step), "{:?}", run.durable().checkpoints);
         run.finish();
     }
 }

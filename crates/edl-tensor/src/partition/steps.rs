@@ -144,8 +144,11 @@ impl Partition {
         if batch != next {
             return Err(Refusal::NotNext { batch, next });
         }
-        let Some(steps) = &mut self.steps else { return Ok(Outcome::Staged) };
-        let Some(lanes) = steps.stage(push)? else { return Ok(Outcome::Staged) };
+        // In a step that is skipped, members do not wait for each other: none may pass it before
+        // the servers have.
+        let kept = if push.head.n_records > 0 { Outcome::Kept } else { Outcome::Staged };
+        let Some(steps) = &mut self.steps else { return Ok(kept) };
+        let Some(lanes) = steps.stage(push)? else { return Ok(kept) };
         steps.begin(self.updates);
         let update = self.begin_step(1);
         // A step that is skipped has no records in any lane.
@@ -153,7 +156,7 @@ impl Partition {
             self.apply_mean(&update, &lanes);
         }
         self.finish_step([batch]);
-        Ok(Outcome::Applied)
+        Ok(Outcome::Round(vec![batch]))
     }
 }
 

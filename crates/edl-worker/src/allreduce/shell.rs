@@ -90,13 +90,13 @@ impl Shell for MemberShell {
     fn event(&mut self, input: Input) -> Option<Event> {
         match input {
             Input::Command(command) => {
-                if let Command::World(world) = &command {
+                if let Command::World(world) = &*command {
                     let peers = convert::member::peers(world);
                     let (id, n_members) = (world.world, peers.len());
                     info!(world = id, n_members, after = world.after, "new world announced");
                     self.compute(Task::Peers(WorldId(world.world), peers));
                 }
-                convert::worker::command(command).map(Event::Command)
+                convert::worker::command(*command).map(Event::Command)
             }
             Input::Rejoined => Some(Event::Rejoined),
             Input::MasterLost => Some(Event::MasterLost),

@@ -405,7 +405,6 @@ fn shards_are_evaluated_at_their_step_while_all_members_wait() {
                 let done = stage.find(worker, |kind| {
                     if let Kind::EvalDone(done) = kind { Some(done) } else { None }
                 });
-                assert_eq!(done.generation, 1);
                 let measured = edl_net::convert::master::measures(done.measures).unwrap();
                 measures.push((done.shard, measured));
             }

@@ -20,21 +20,21 @@ use tonic::{Request, Response, Status, Streaming};
 /// A hang becomes a failure after this time; nothing depends on it otherwise.
 pub(super) const HANG: Duration = Duration::from_secs(60);
 
-pub(super) struct ToyMaster {
+pub(super) struct ScriptedMaster {
     pub(super) address: SocketAddr,
-    sessions: mpsc::Receiver<ToySession>,
+    sessions: mpsc::Receiver<ScriptedSession>,
     tasks: JoinSet<()>,
 }
 
 /// The master's end of one worker's stream.
-pub(super) struct ToySession {
+pub(super) struct ScriptedSession {
     messages: Streaming<proto::WorkerMessage>,
     commands: mpsc::Sender<Result<proto::WorkerCommand, Status>>,
 }
 
-struct Service(Mutex<mpsc::Sender<ToySession>>);
+struct Service(Mutex<mpsc::Sender<ScriptedSession>>);
 
-impl ToyMaster {
+impl ScriptedMaster {
     pub(super) async fn start(key: &JobKey) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -53,12 +53,16 @@ impl ToyMaster {
         self.tasks.abort_all();
     }
 
-    pub(super) async fn accept(&mut self) -> ToySession {
+    pub(super) async fn accept(&mut self) -> ScriptedSession {
         timeout(HANG, self.sessions.recv()).await.expect("no worker came").unwrap()
     }
 
     /// Accepts a worker and welcomes it to the job; its announcement.
-    pub(super) async fn welcome(&mut self, spec: &JobSpec, n: u64) -> (ToySession, proto::Ready) {
+    pub(super) async fn welcome(
+        &mut self,
+        spec: &JobSpec,
+        n: u64,
+    ) -> (ScriptedSession, proto::Ready) {
         let mut session = self.accept().await;
         let Kind::Hello(hello) = session.next().await else { panic!("a hello comes first") };
         assert_eq!((hello.protocol, hello.worker), (edl_net::CONTROL_PROTOCOL, 7));
@@ -80,7 +84,7 @@ pub(super) fn welcome(spec: &JobSpec, n_records: u64) -> proto::WorkerWelcome {
     }
 }
 
-impl ToySession {
+impl ScriptedSession {
     /// The next message that is not a heartbeat.
     pub(super) async fn next(&mut self) -> Kind {
         self.last().await.expect("the worker ended the stream")
@@ -158,7 +162,7 @@ impl Master for Service {
         request: Request<Streaming<proto::WorkerMessage>>,
     ) -> Result<Response<Self::WorkerSessionStream>, Status> {
         let (commands, outgoing) = mpsc::channel(64);
-        let session = ToySession { messages: request.into_inner(), commands };
+        let session = ScriptedSession { messages: request.into_inner(), commands };
         let sent = self.0.lock().await.send(session).await;
         sent.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(outgoing)))

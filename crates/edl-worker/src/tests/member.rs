@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::master::{HANG, ToyMaster, ToySession, welcome};
+use super::master::{HANG, ScriptedMaster, ScriptedSession, welcome};
 use super::{N_RECORDS, Props};
 use crate::allreduce::tests::hub::Hub;
 use crate::allreduce::tests::toy::{Gate, ToyModel, ToyRecords};
@@ -24,7 +24,7 @@ use crate::{Config, Error};
 const ME: u32 = 7;
 
 struct Stage {
-    master: ToyMaster,
+    master: ScriptedMaster,
     gate: Gate,
     spec: JobSpec,
     shutdown: CancellationToken,
@@ -35,7 +35,7 @@ struct Stage {
 impl Stage {
     async fn new(limits: Limits) -> Self {
         let key = Props::default().key;
-        let master = ToyMaster::start(&key).await;
+        let master = ScriptedMaster::start(&key).await;
         let job_dir = tempfile::tempdir().unwrap();
         let config = Config {
             worker: WorkerId(ME),
@@ -63,7 +63,7 @@ impl Stage {
     }
 
     /// Welcomes the worker; its peer, as it announces it, and its incarnation.
-    async fn welcome(&mut self) -> (ToySession, proto::Peer, u64) {
+    async fn welcome(&mut self) -> (ScriptedSession, proto::Peer, u64) {
         let mut session = self.master.accept().await;
         let Kind::Hello(hello) = session.next().await else { panic!("a hello comes first") };
         session.send(command::Kind::Welcome(welcome(&self.spec, N_RECORDS))).await;
@@ -100,18 +100,18 @@ fn world(world: u64, members: &[(u32, u64)], until: u64, is_first: bool) -> comm
     })
 }
 
-async fn formed(session: &mut ToySession, world: u64) -> u64 {
+async fn formed(session: &mut ScriptedSession, world: u64) -> u64 {
     let is_it = |kind: &Kind| matches!(kind, Kind::Formed(formed) if formed.world == world);
     let Kind::Formed(formed) = find(session, is_it).await else { unreachable!() };
     formed.step
 }
 
-async fn stepped(session: &mut ToySession, step: u64) {
+async fn stepped(session: &mut ScriptedSession, step: u64) {
     find(session, |kind| matches!(kind, Kind::Stepped(stepped) if stepped.step == step)).await;
 }
 
 /// The next message that `is_it`; heartbeats alone do not keep a test waiting for ever.
-async fn find(session: &mut ToySession, is_it: impl Fn(&Kind) -> bool) -> Kind {
+async fn find(session: &mut ScriptedSession, is_it: impl Fn(&Kind) -> bool) -> Kind {
     let found = async {
         loop {
             let kind = session.next().await;

@@ -24,11 +24,11 @@ pub(super) const WEIGHT: f32 = 0.5;
 /// One dense parameter and one table with a row per record; the loss is the mean record number.
 pub(super) struct ToyModel {
     spec: ModelSpec,
-    servers: ToyServers,
+    servers: ScriptedServers,
 }
 
 impl ToyModel {
-    pub(super) fn new(servers: ToyServers) -> Self {
+    pub(super) fn new(servers: ScriptedServers) -> Self {
         let init = Init::Constant(0.0);
         let rule = Rule::Trainable { decay: false };
         let spec = ModelSpec {
@@ -117,9 +117,9 @@ impl Records for ToyRecords {
     }
 }
 
-/// Servers in memory, with the hands of a test on them.
+/// Servers that answer as a test decides, and keep no parameters.
 #[derive(Clone, Default)]
-pub(super) struct ToyServers(Arc<(Mutex<Book>, Condvar)>);
+pub(super) struct ScriptedServers(Arc<(Mutex<Book>, Condvar)>);
 
 #[derive(Default)]
 pub(super) struct Book {
@@ -144,15 +144,15 @@ pub(super) struct Book {
     n_aborts: usize,
 }
 
-struct ToyLine {
-    servers: ToyServers,
+struct ScriptedLine {
+    servers: ScriptedServers,
     generation: Generation,
     /// Pushes on this connection without an answer.
     unanswered: Vec<BatchId>,
     n_aborts: usize,
 }
 
-impl ToyServers {
+impl ScriptedServers {
     pub(super) fn book(&self) -> MutexGuard<'_, Book> {
         self.0.0.lock().unwrap()
     }
@@ -170,14 +170,14 @@ impl ToyServers {
     }
 }
 
-impl Dial for ToyServers {
+impl Dial for ScriptedServers {
     fn dial(&mut self, route: &Route) -> Result<Line, Error> {
         self.change(|book| book.n_dials += 1);
         if self.book().over.contains(&route.generation) {
             return Err(Error::Lost(format!("generation {} is over", route.generation)));
         }
         let n_aborts = self.book().n_aborts;
-        let line = ToyLine {
+        let line = ScriptedLine {
             servers: self.clone(),
             generation: route.generation,
             unanswered: Vec::new(),
@@ -189,7 +189,7 @@ impl Dial for ToyServers {
     }
 }
 
-impl ToyLine {
+impl ScriptedLine {
     fn check(&self, book: &Book) -> Result<(), Error> {
         if book.over.contains(&self.generation) {
             return Err(Error::Lost(format!("generation {} is over", self.generation)));
@@ -201,7 +201,7 @@ impl ToyLine {
     }
 }
 
-impl Servers for ToyLine {
+impl Servers for ScriptedLine {
     fn pull(&mut self, pull: &mut Pull) -> Result<Versions, Error> {
         self.servers.change(|book| {
             book.n_pulls += 1;

@@ -26,7 +26,8 @@ fn kill_a_trainer(job: &mut Running) -> u64 {
         |status: &Value| workers(status, "working").len() == 2 && status["step"].as_u64() > Some(3);
     let status = job.wait_until("a spare", |s| is_ready(s) && workers(s, "spare").len() == 1);
     let all = instances(&status);
-    let find = |state: &str| all.iter().find(|i| i.role == "worker" && i.state == state).unwrap();
+    let find =
+        |state: &str| all.iter().find(|i| i.role == "worker" && i.state == state).expect(state);
     let (trainer, spare) = (find("working"), find("spare"));
     let priorities = [trainer, spare].map(|worker| getpriority_process(Pid::from_raw(worker.pid)));
     assert_eq!(priorities[0], priorities[1], "only its start has a low priority");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything around the machine, in the simplest form that behaves: answers come at once, in
-//! order, unless a test holds them back.
+//! Everything around the job: real machines of parameter servers, and workers whose tasks a test
+//! does. Answers come at once, in order, unless a test holds them back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,12 +17,13 @@ use crate::job::{
     CheckpointFile, Command, Config, Durable, Effect, End, Event, Fact, HeldLease, Job, Note,
     Refusal,
 };
+use crate::machine::Machine as _;
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
 use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
 use crate::route::Route;
-use crate::server;
+use crate::server::{self, Client, Outcome, Request, Server};
 use crate::servers::{PartitionState, ServerMember};
 use crate::spec::JobSpec;
 use crate::time::Time;
@@ -31,8 +32,9 @@ use crate::worker::{self, Pass, Shard, Task};
 /// What a partition has applied, and how often it changed.
 pub(super) type Parts = BTreeMap<u32, (AppliedSet, u64)>;
 
+/// What a worker was sent; what becomes of it is up to the test.
 #[derive(Default)]
-pub(super) struct FakeWorker {
+pub(super) struct ScriptedWorker {
     pub incarnation: u64,
     pub pid: u32,
     pub generation: Option<Generation>,
@@ -41,7 +43,7 @@ pub(super) struct FakeWorker {
     pub is_computing: bool,
 }
 
-impl FakeWorker {
+impl ScriptedWorker {
     /// Keeps only the batch that it computes.
     fn return_rest(&mut self) {
         self.work.truncate(usize::from(self.is_computing));
@@ -51,12 +53,16 @@ impl FakeWorker {
     }
 }
 
-pub(super) struct FakePs {
+/// The machine of a parameter server, and what its owners hold.
+#[derive(Default)]
+pub(super) struct BenchServer {
     pub incarnation: u64,
     pub pid: u32,
-    pub generation: Generation,
+    pub machine: Server,
+    /// It has said so since it loaded.
     pub is_serving: bool,
     pub parts: Parts,
+    n_pushes: u64,
 }
 
 pub(super) struct Bench {
@@ -64,8 +70,8 @@ pub(super) struct Bench {
     pub now: Time,
     /// As the last `Persist` left it.
     pub disk: Durable,
-    pub workers: BTreeMap<u32, FakeWorker>,
-    pub servers: BTreeMap<u32, FakePs>,
+    pub workers: BTreeMap<u32, ScriptedWorker>,
+    pub servers: BTreeMap<u32, BenchServer>,
     pub folders: BTreeMap<String, Parts>,
     pub committed: BTreeSet<String>,
     pub notes: Vec<Note>,
@@ -213,7 +219,7 @@ impl Bench {
     }
 
     /// Writes facts to the disk.
-    pub(super) fn write(&mut self, facts: Vec<Fact>) {
+    pub(super) fn persist(&mut self, facts: Vec<Fact>) {
         let stored = self.disk.changes(&Durable::default());
         let mut table = BTreeMap::new();
         for Fact { key, value } in stored.into_iter().chain(facts) {
@@ -226,7 +232,7 @@ impl Bench {
 
     fn perform(&mut self, effect: Effect, events: &mut VecDeque<Event>) {
         match effect {
-            Effect::Persist(facts) => self.write(facts),
+            Effect::Persist(facts) => self.persist(facts),
             Effect::ToWorker(id, command) => events.extend(self.send_to_worker(id, command)),
             Effect::ToPs(id, order) => events.extend(self.send_to_ps(id, order)),
             Effect::CloseWorker(id, _) | Effect::RefuseWorker(id, _) => {
@@ -305,78 +311,115 @@ impl Bench {
         None
     }
 
-    fn send_to_ps(&mut self, id: PsId, order: server::Order) -> Option<Event> {
+    fn send_to_ps(&mut self, id: PsId, order: server::Order) -> Vec<Event> {
         if matches!(order, server::Order::Load(_)) && self.holds_loads
             || matches!(order, server::Order::Checkpoint { .. }) && self.holds_checkpoints
         {
             self.held_back.push(Effect::ToPs(id, order));
-            return None;
+            return Vec::new();
         }
         self.obey_as_ps(id, order)
     }
 
-    /// What a server does with an order.
-    pub(super) fn obey_as_ps(&mut self, id: PsId, order: server::Order) -> Option<Event> {
-        let spec = &self.job.config().spec;
-        let layout = spec.layout(0);
-        let hosted = layout.hosted(id, spec.num_ps_pods);
-        let n_batches = self.job.config().n_batches();
-        let server = self.servers.get_mut(&id.0)?;
-        match order {
-            server::Order::Welcome | server::Order::Drain | server::Order::Stop(_) => None,
-            server::Order::Load(load) => {
-                let server::Load { generation, from, .. } = *load;
-                if generation <= server.generation {
-                    return None;
-                }
-                let first = (AppliedSet::new(n_batches), 0);
-                let parts = match &from.checkpoint {
-                    Some(folder) if self.unreadable.contains(folder) => {
-                        let error = "checksum".into();
-                        return Some(from_ps(id, server::Report::LoadFailed { generation, error }));
-                    }
-                    Some(folder) => self.folders[folder].clone(),
-                    None => hosted.clone().map(|p| (p, first.clone())).collect(),
-                };
-                server.parts = parts.into_iter().filter(|(p, _)| hosted.contains(p)).collect();
-                server.generation = generation;
-                server.is_serving = false;
-                let states = states(&server.parts);
-                Some(from_ps(id, server::Report::Loaded { generation, states }))
-            }
-            server::Order::Serve(generation) => {
-                assert_eq!(generation, server.generation, "it serves what it holds");
-                server.is_serving = true;
+    /// What a server does with an order, at once.
+    pub(super) fn obey_as_ps(&mut self, id: PsId, order: server::Order) -> Vec<Event> {
+        let reports = self.handle_as_ps(id, server::Event::Order(order)).into_iter();
+        let report = |effect| {
+            if let server::Effect::Report(report) = effect {
+                Some(from_ps(id, report))
+            } else {
                 None
             }
-            server::Order::Checkpoint { checkpoint, generation, folder, .. } => {
-                self.checkpoint(id, checkpoint, generation, &folder)
-            }
-        }
+        };
+        reports.filter_map(report).collect()
     }
 
-    fn checkpoint(
+    /// Lets a server handle an event and all that follows from it; what its clients and its master
+    /// see of that.
+    fn handle_as_ps(&mut self, id: PsId, event: server::Event) -> Vec<server::Effect> {
+        let (mut events, mut seen) = (VecDeque::from([event]), Vec::new());
+        while let Some(event) = events.pop_front() {
+            let Some(server) = self.servers.get_mut(&id.0) else { return seen };
+            let effects = server.machine.handle(event, self.now);
+            server.machine.check_invariants();
+            for effect in effects {
+                events.extend(self.perform_as_ps(id, effect.clone()));
+                seen.push(effect);
+            }
+        }
+        seen
+    }
+
+    fn perform_as_ps(&mut self, id: PsId, effect: server::Effect) -> Vec<server::Event> {
+        let server = self.servers.get_mut(&id.0).expect("it acts");
+        match effect {
+            server::Effect::Drop(_) => {
+                (server.is_serving, server.parts) = (false, Parts::new());
+            }
+            server::Effect::Load(load) => return vec![self.load(id, &load)],
+            server::Effect::Copy { checkpoint, .. } => {
+                let copied = |(partition, (_, updates)): (&u32, &(AppliedSet, u64))| {
+                    let partition = PartitionId(*partition);
+                    server::Event::Copied { checkpoint, partition, updates: *updates }
+                };
+                return server.parts.iter().map(copied).collect();
+            }
+            server::Effect::Write { checkpoint, folder, partition } => {
+                return vec![self.write(id, checkpoint, &folder, partition.0)];
+            }
+            server::Effect::Inspect(inspection, generation) => {
+                let states = states(&server.parts);
+                return vec![server::Event::Inspected { inspection, generation, states }];
+            }
+            server::Effect::Note(server::Note::Serving(_)) => server.is_serving = true,
+            server::Effect::Apply(_)
+            | server::Effect::Answer(_)
+            | server::Effect::Acknowledge(_)
+            | server::Effect::Refuse(..)
+            | server::Effect::Hello { .. }
+            | server::Effect::Report(_)
+            | server::Effect::Note(_) => {}
+        }
+        Vec::new()
+    }
+
+    fn load(&mut self, id: PsId, load: &server::Load) -> server::Event {
+        let (generation, hosted) = (load.generation, load.partitions.clone());
+        let first = (AppliedSet::new(load.n_batches), 0);
+        let parts = match &load.from.checkpoint {
+            Some(folder) if self.unreadable.contains(folder) => {
+                return server::Event::LoadFailed { generation, error: "checksum".into() };
+            }
+            Some(folder) => self.folders[folder].clone(),
+            None => hosted.clone().map(|p| (p, first.clone())).collect(),
+        };
+        let server = self.servers.get_mut(&id.0).expect("it acts");
+        server.parts = parts.into_iter().filter(|(p, _)| hosted.contains(p)).collect();
+        let progress = server.parts.values().map(progress).collect();
+        server::Event::Loaded { generation, progress, states: states(&server.parts) }
+    }
+
+    fn write(
         &mut self,
         id: PsId,
         checkpoint: CheckpointId,
-        generation: Generation,
         folder: &str,
-    ) -> Option<Event> {
-        if self.disk_is_full {
+        partition: u32,
+    ) -> server::Event {
+        let part = self.servers[&id.0].parts[&partition].clone();
+        let Some(parts) = self.folders.get_mut(folder).filter(|_| !self.disk_is_full) else {
             let error = "no space left on device".into();
-            return Some(from_ps(id, server::Report::CheckpointFailed { checkpoint, error }));
-        }
-        let parts = self.servers[&id.0].parts.clone();
-        self.folders.get_mut(folder)?.extend(parts.clone());
-        let file = |(partition, (_, updates)): (u32, (AppliedSet, u64))| CheckpointFile {
+            return server::Event::WriteFailed { checkpoint, error };
+        };
+        let file = CheckpointFile {
             partition,
             name: format!("partition-{partition:05}.edlp"),
             bytes: 1,
             checksum: String::new(),
-            updates,
+            updates: part.1,
         };
-        let files = parts.into_iter().map(file).collect();
-        Some(from_ps(id, server::Report::CheckpointDone { checkpoint, generation, files }))
+        parts.insert(partition, part);
+        server::Event::Written { checkpoint, file }
     }
 
     fn obey(&mut self, order: &Order) -> Vec<Event> {
@@ -407,13 +450,11 @@ impl Bench {
         let (pid, incarnation) = (self.next_process, u64::from(self.next_process));
         match instance.role {
             Role::Worker => {
-                let fresh = FakeWorker { incarnation, pid, ..FakeWorker::default() };
+                let fresh = ScriptedWorker { incarnation, pid, ..ScriptedWorker::default() };
                 self.workers.insert(instance.id, fresh);
             }
             Role::Ps => {
-                let generation = Generation(0);
-                let parts = Parts::new();
-                let fresh = FakePs { incarnation, pid, generation, is_serving: false, parts };
+                let fresh = BenchServer { incarnation, pid, ..BenchServer::default() };
                 self.servers.insert(instance.id, fresh);
             }
             Role::Master => {}
@@ -445,7 +486,7 @@ impl Bench {
                     incarnation: Incarnation(known.incarnation),
                     address: String::new(),
                     unix_path: String::new(),
-                    generation: known.generation,
+                    generation: known.machine.generation(),
                     sets: states(&known.parts),
                 };
                 let (ps, pid, member) = (PsId(instance.id), known.pid, Box::new(member));
@@ -535,10 +576,9 @@ impl Bench {
                 let loss = self.losses[self.evaluated.len().min(self.losses.len() - 1)];
                 let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(loss, 2);
-                let generation = self.job.servers().generation();
                 let measures = Box::new(measures);
                 self.n_shards_evaluated += 1;
-                let done = worker::Report::EvalDone { eval, shard, generation, measures };
+                let done = worker::Report::EvalDone { eval, shard, measures };
                 self.handle(from_worker(id, done));
             }
             (_, Task::Shard(Shard { number: shard, pass: Pass::Predict { .. }, .. })) => {
@@ -560,9 +600,29 @@ impl Bench {
     pub(super) fn push(&mut self, ps: u32, batch: BatchId) {
         let server = self.servers.get_mut(&ps).expect("it runs");
         assert!(server.is_serving, "workers know the route of servers that serve");
-        for (applied, updates) in server.parts.values_mut() {
-            *updates += u64::from(applied.insert(batch));
+        server.n_pushes += 1;
+        let (request, generation) = (Request(server.n_pushes), server.machine.generation());
+        let (Some((first, _)), Some((last, _))) =
+            (server.parts.first_key_value(), server.parts.last_key_value())
+        else {
+            return;
+        };
+        let partitions = *first..last + 1;
+        let mut parts = Vec::new();
+        for (partition, part) in &mut server.parts {
+            let is_new = part.0.insert(batch);
+            part.1 += u64::from(is_new);
+            let outcome = if is_new { Outcome::Applied } else { Outcome::Already };
+            let partition = PartitionId(*partition);
+            parts.push(server::Part { partition, outcome, progress: progress(part) });
         }
+        let client = Client([0; 16]);
+        let push = server::Push { request, client, generation, batch, partitions, base_version: 0 };
+        let taken = self.handle_as_ps(PsId(ps), server::Event::Push(push));
+        assert!(taken.contains(&server::Effect::Apply(request)), "{taken:?}");
+        let pushed = server::Event::Pushed { generation, request, parts };
+        let done = self.handle_as_ps(PsId(ps), pushed);
+        assert!(done.contains(&server::Effect::Acknowledge(request)), "{done:?}");
     }
 
     pub(super) fn report(&mut self, worker: u32, batch: BatchId) {
@@ -633,6 +693,10 @@ pub(super) fn batch_done(worker: u32, batch: BatchId, generation: Generation, lo
 /// A report that counts from any process of the server.
 fn from_ps(ps: PsId, report: server::Report) -> Event {
     Event::FromPs { ps, incarnation: Incarnation(0), report }
+}
+
+fn progress((_, updates): &(AppliedSet, u64)) -> server::Progress {
+    server::Progress { version: *updates, round: *updates, n_rows: 0 }
 }
 
 fn states(parts: &Parts) -> Vec<PartitionState> {

@@ -531,7 +531,7 @@ fn a_server_whose_stream_breaks_is_ordered_again_to_serve_and_to_write() {
     assert_eq!(lost, 2, "the orders for a checkpoint never arrive");
     bench.holds_checkpoints = false;
     let server = bench.servers.get_mut(&1).unwrap();
-    server.is_serving = false; // Neither did the order to serve.
+    server.is_serving = false; // The next order to serve sets it again.
     let incarnation = Incarnation(server.incarnation);
     bench.handle(Event::PsGone { ps: PsId(1), incarnation });
     bench.connect(ps(1));
@@ -605,7 +605,7 @@ fn a_server_that_dies_while_loading_loads_again_when_it_is_back() {
     bench.holds_loads = false;
     for effect in held.into_iter().skip(1) {
         let Effect::ToPs(id, order @ server::Order::Load(_)) = effect else { panic!() };
-        let loaded = bench.obey_as_ps(id, order).unwrap();
+        let loaded = bench.obey_as_ps(id, order).remove(0);
         bench.handle(loaded);
     }
     assert_eq!(bench.job.servers().generation().0, 1);

@@ -296,7 +296,7 @@ fn a_stop_saves_the_last_step_that_a_member_has_begun() {
         };
         assert!(members.effects.iter().any(is_order));
     }
-    members.pass(within, [WaitingFor::Nothing; 2]);
+    members.pass(within, &[WaitingFor::Nothing; 2]);
     let why = "enough; there was no time for a checkpoint after step 0";
     assert_eq!(members.end(), Some(&End::Stopped(why.into())));
 }

@@ -132,12 +132,12 @@ fn the_master_dies_between_deciding_a_generation_and_telling_it() {
         }
         assert!(bench.disk.generation >= old);
         bench.restart_master();
-        let told = bench.servers.values().map(|server| server.generation).max();
+        let told = bench.servers.values().map(|server| server.machine.generation()).max();
         assert!(told <= Some(bench.disk.generation), "nobody knows more than the disk");
         bench.connect_all();
         let serves = |bench: &Bench| {
             let generation = bench.job.servers().generation();
-            bench.servers.values().all(|s| s.generation == generation && s.is_serving)
+            bench.servers.values().all(|s| s.machine.generation() == generation && s.is_serving)
         };
         assert!(serves(&bench), "after {n_performed} effects");
         assert_eq!(bench.job.ledger().n_done(), 3);
@@ -157,7 +157,7 @@ impl Bench {
         let effects = self.job.handle(event, self.now);
         for effect in effects.into_iter().take(n_performed) {
             match effect {
-                Effect::Persist(facts) => self.write(facts),
+                Effect::Persist(facts) => self.persist(facts),
                 Effect::ToPs(id, order) => drop(self.obey_as_ps(id, order)),
                 Effect::ToWorker(..)
                 | Effect::CloseWorker(..)

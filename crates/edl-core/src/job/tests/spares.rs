@@ -37,9 +37,9 @@ fn held(bench: &Bench) -> Vec<bool> {
 }
 
 fn launched(effects: &[Effect]) -> Vec<InstanceId> {
-    let launched = |effect: &Effect| match effect {
-        Effect::Platform(Order::Launch { instance, .. }) => Some(*instance),
-        _ => None,
+    let launched = |effect: &Effect| {
+        let Effect::Platform(Order::Launch { instance, .. }) = effect else { return None };
+        Some(*instance)
     };
     effects.iter().filter_map(launched).collect()
 }
@@ -167,9 +167,9 @@ fn a_scaled_world_takes_its_spares_in_and_keeps_as_many() {
     members.effects.clear();
     members.handle(Event::Scale { workers: 2 });
     assert_eq!(members.members(), [0, 1]);
-    let is_stop = |effect: &Effect| match effect {
-        Effect::Platform(Order::Stop { instance, .. }) => Some(*instance),
-        _ => None,
+    let is_stop = |effect: &Effect| {
+        let Effect::Platform(Order::Stop { instance, .. }) = effect else { return None };
+        Some(*instance)
     };
     let stopped: Vec<InstanceId> = members.effects.iter().filter_map(is_stop).collect();
     assert_eq!(stopped, [worker(3)], "three processes are left");

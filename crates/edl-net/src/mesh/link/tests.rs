@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 use crate::cipher::Cipher;
-use crate::frame::MAX_BLOCK;
+use crate::frame::MAX_PAYLOAD;
 use crate::seal::Seal;
 
 const WORLD: WorldId = WorldId(4);
@@ -103,9 +103,12 @@ fn an_encrypted_frame_shows_nothing_and_fits_only_its_own_place_and_direction() 
 
 #[test]
 fn a_length_beyond_a_block_is_refused_before_room_is_made() {
-    for (kind, length) in
-        [(Kind::Part, MAX_BLOCK + 1), (Kind::Exchange, 4097), (Kind::Sum, u64::MAX)]
-    {
+    for (kind, length) in [
+        (Kind::Part, MAX_BLOCK + 1),
+        (Kind::Push, MAX_PAYLOAD),
+        (Kind::Exchange, 4097),
+        (Kind::Sum, u64::MAX),
+    ] {
         let mut frame = bytes(1, b"", false);
         frame[6] = kind as u8;
         frame[48..56].copy_from_slice(&length.to_le_bytes());

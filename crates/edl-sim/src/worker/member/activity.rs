@@ -21,6 +21,9 @@ use crate::process::Context;
 /// A lane that is out of the ordinary takes so long at most.
 const HICCUP_MS: u64 = 3000;
 
+/// User code fails so much more often while a change of the world is planned.
+const PLANNED_FAILURES: u64 = 15;
+
 impl Member {
     pub(super) fn start(
         &mut self,
@@ -36,7 +39,10 @@ impl Member {
         match &activity {
             Activity::Farewell { .. } => self.mesh.send_all(context, &Content::Farewell),
             Activity::Load { .. } => later(context, 1, 60, Done::Computed { act }),
-            Activity::Enter { world, .. } => self.mesh.enter(context, world),
+            Activity::Enter { world, .. } => {
+                self.is_planned = false;
+                self.mesh.enter(context, world);
+            }
             Activity::Exchange { step, .. } => self.mesh.send_all(context, &Content::Level(*step)),
             Activity::Transfer { moves, .. } => self.send_partitions(context, moves),
             Activity::Connect(route) => {
@@ -93,7 +99,7 @@ impl Member {
         let world = self.mesh.world().expect("a step is trained in a world");
         let members = world.members.iter().map(|member| pid_of(member.incarnation)).collect();
         let region = Region { world: step.world, members, forced: self.forced };
-        context.judge.regions.insert(context.pid, region);
+        context.judge.overwrites(context.pid, region);
     }
 
     fn pull(&mut self, context: &mut Context<'_>, ids: Vec<u64>, step: u64) {
@@ -185,8 +191,9 @@ impl Member {
                 let step = step.clone();
                 self.reduce(context, &step)
             }
-            Activity::Reduce(_) if !self.is_reading => {
+            Activity::Reduce(step) if !self.is_reading => {
                 self.is_reading = true;
+                context.judge.reading.insert(context.pid, step.world);
                 let computed = Done::Computed { act: self.act };
                 return later(context, 0, context.scenario.reduce_ms, computed);
             }
@@ -263,6 +270,7 @@ impl Member {
         result: Result<Outcome, Failure>,
     ) {
         if self.current.take().is_some() {
+            context.judge.reading.remove(&context.pid);
             self.is_forced |= matches!(result, Err(Failure::Lost { .. } | Failure::Cancelled));
             self.handle(control, context, Event::Ended(result));
         }
@@ -359,7 +367,8 @@ impl Member {
         lane: u32,
     ) -> Result<Outcome, Failure> {
         let is_bad = context.scenario.untrainable == Some(step.number);
-        if is_bad || context.kernel.chance(context.scenario.failures) {
+        let often = if self.is_planned { PLANNED_FAILURES } else { 1 };
+        if is_bad || context.kernel.chance(often * context.scenario.failures) {
             context.kernel.count("failed steps");
             return Err(Failure::Failed("user code failed".into()));
         }

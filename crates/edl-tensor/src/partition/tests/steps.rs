@@ -51,13 +51,29 @@ fn seen(partition: &Partition, step: u64) -> Vec<u32> {
 fn a_step_is_applied_when_its_last_lane_is_here() {
     let job = job();
     let mut partition = rows(&job);
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Staged);
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Staged, "the same lane again");
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 0)), Outcome::Staged);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Kept);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Kept, "the same lane again");
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 0)), Outcome::Kept);
     assert_eq!((partition.updates(), partition.n_staged()), (0, 2));
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 1)), Outcome::Applied);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 1)), Outcome::Round(vec![batch(0)]));
     assert_eq!((partition.updates(), partition.n_staged()), (1, 0));
     assert_eq!(push(&job, &mut partition, 0, lane(2, 0)), Outcome::Already, "a repeated step");
+}
+
+/// A member that has passed a step is not set back to it, so the servers must have it, too.
+#[test]
+fn a_lane_without_records_waits_for_its_step() {
+    let job = job();
+    let mut partition = rows(&job);
+    let hosted = job.layout().with_rows();
+    let mut skip = |number| {
+        let mut push = (*job.push_lane(batch(0), lane(1, number), hosted.clone())).clone();
+        push.head.n_records = 0;
+        partition.push(&Arc::new(push))
+    };
+    assert_eq!([skip(0), skip(2)], [Outcome::Staged, Outcome::Staged]);
+    assert_eq!(skip(1), Outcome::Round(vec![batch(0)]));
+    assert_eq!(partition.updates(), 1);
 }
 
 #[test]
@@ -87,15 +103,15 @@ fn lanes_of_different_worlds_make_no_step() {
     let job = job();
     let mut partition = rows(&job);
     step(&job, &mut partition, 0, 1);
-    assert_eq!(push(&job, &mut partition, 1, lane(1, 0)), Outcome::Staged);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 1)), Outcome::Staged);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 2)), Outcome::Staged);
+    assert_eq!(push(&job, &mut partition, 1, lane(1, 0)), Outcome::Kept);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 1)), Outcome::Kept);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 2)), Outcome::Kept);
     let late = push(&job, &mut partition, 1, lane(1, 0));
     let (theirs, ours) = (WorldId(1), WorldId(2));
     let outdated = Refusal::OldWorld { batch: batch(1), theirs, ours };
     assert_eq!(late, Outcome::Refused(outdated.to_string()));
     assert_eq!(partition.updates(), 1);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 0)), Outcome::Applied);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 0)), Outcome::Round(vec![batch(1)]));
     let mut undisturbed = rows(&job);
     step(&job, &mut undisturbed, 0, 1);
     step(&job, &mut undisturbed, 1, 1);

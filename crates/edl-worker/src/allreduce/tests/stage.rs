@@ -244,7 +244,7 @@ impl Stage {
     }
 
     fn command(&self, worker: u32, command: Command) {
-        self.members[&worker].driver.input(Input::Command(command));
+        self.members[&worker].driver.input(Input::Command(Box::new(command)));
     }
 
     /// Announces a world to all whom it concerns, as the session passes it on.
