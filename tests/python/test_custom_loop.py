@@ -36,7 +36,11 @@ class FakeLoop:
         self.heard: list[tuple] = []
         self.arrays: tuple[np.ndarray, np.ndarray] | None = None
         self.asked: tuple[list[int], int] | None = None
+        self.seconds_left: float | None = None
         FakeLoop.last = self
+
+    def preemption(self) -> float | None:
+        return self.seconds_left
 
     def attach(self, dense: np.ndarray, gradient: np.ndarray) -> None:
         self.arrays = dense, gradient
@@ -124,6 +128,18 @@ def test_each_iteration_has_the_parameters_of_the_job_and_returns_its_gradient()
     assert (second[1], second[3].tolist()) == ([0, 2], [2.0, 3.0, 1.0])
     assert (job.step, job.worker_id, job.is_leader) == (2, 3, False)
     assert model.weight.tolist() == [[99, 99]], "the parameters that the job ends with"
+
+
+def test_a_script_learns_that_the_job_stops():
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    assert job.preemption() is None, "before the loop"
+    seen = []
+    for batch in job.batches(DATA, batch_size=2):
+        seen.append(job.preemption())
+        FakeLoop.last.seconds_left = 4.5
+        turn(job, model, batch)
+    assert seen == [None, 4.5]
 
 
 def test_parameters_stay_those_of_the_turn_until_the_next_batch():
