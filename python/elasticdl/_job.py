@@ -279,6 +279,15 @@ class Job:
         else:
             self._loop.again()
 
+    def preemption(self) -> float | None:
+        """Returns None, or the seconds until this process ends.
+
+        A number means that the job was asked to stop or this worker was asked to exit. The job
+        saves its own state; use the time to save anything else. After the iteration in progress,
+        `batches` raises `SystemExit`, so a `finally` block around the loop also runs in time.
+        """
+        return None if self._loop is None else self._loop.preemption()
+
     def _attach_module(self, model: Any) -> None:
         from elasticdl import _torch_loop
 
@@ -440,6 +449,7 @@ class _Worker:
         self.computed = loop.computed
         self.again = loop.again
         self.fail = loop.fail
+        self.preemption = loop.preemption
 
     def attach(self, model: Any) -> None:
         self._loop.attach(model.incoming, model.gradient)
@@ -466,6 +476,9 @@ class _Description:
         # Computed even if the model is known, to report failures before the job is created.
         plan = self._job._plan
         return np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0, 0, False
+
+    def preemption(self) -> None:
+        return None
 
     def computed(self, _loss: float) -> None:
         self._write()

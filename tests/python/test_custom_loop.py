@@ -43,7 +43,11 @@ class FakeLoop:
         self.heard: list[tuple] = []
         self.arrays: tuple[np.ndarray, np.ndarray] | None = None
         self.asked: tuple[list[int], int] | None = None
+        self.seconds_left: float | None = None
         FakeLoop.last = self
+
+    def preemption(self) -> float | None:
+        return self.seconds_left
 
     def attach(self, dense: np.ndarray, gradient: np.ndarray) -> None:
         self.arrays = dense, gradient
@@ -209,6 +213,18 @@ def test_random_numbers_that_only_a_leader_draws_do_not_change_its_pass(monkeypa
     first, second = (heard[3] for heard in FakeLoop.last.heard)
     assert np.array_equal(first, second)
     assert copy.deepcopy(model)[0].weight.tolist() == model[0].weight.tolist()
+
+
+def test_a_script_learns_that_the_job_stops():
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    assert job.preemption() is None, "before the loop"
+    seen = []
+    for batch in job.batches(DATA, batch_size=2):
+        seen.append(job.preemption())
+        FakeLoop.last.seconds_left = 4.5
+        turn(job, model, batch)
+    assert seen == [None, 4.5]
 
 
 def test_parameters_stay_those_of_the_turn_until_the_next_batch():

@@ -183,6 +183,19 @@ def test_a_removed_worker_does_not_continue_after_its_loop(
     assert "Traceback" not in logs, logs
 
 
+def test_a_script_saves_what_it_likes_when_its_job_stops(cluster: Cluster, tmp_path: Path) -> None:
+    note = "import atexit; atexit.register(lambda: print('left', job.preemption()))"
+    command = script(tmp_path, before=f"if job.step == 0: {note}", n_records=6400, epochs=15)
+    job = cluster.start("run", "--workers=2", "--job_name=notice", *command)
+    pids(cluster, "notice", job)
+    cluster.run("stop", "notice", "--within=9s")
+    job.communicate(timeout=LIMIT)
+    logs = cluster.log("notice", "worker-0") + cluster.log("notice", "worker-1")
+    left = [float(seconds) for seconds in re.findall(r"^left ([0-9.]+)$", logs, re.MULTILINE)]
+    assert len(left) >= 2 and all(seconds < 9 for seconds in left), logs
+    assert "after the loop" not in logs, logs
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_exception_fails_the_job_once(cluster: Cluster, tmp_path: Path, place: str) -> None:
     command = script(tmp_path, **{place: "if job.step == 3: {}['no such word']"})

@@ -121,6 +121,11 @@ impl Loop {
         *lock(&self.shared.end)
     }
 
+    /// Seconds until this process ends, once the job was asked to stop or this worker to exit.
+    fn preemption(&self) -> Option<f64> {
+        edl_worker::time_left().map(|left| left.as_secs_f64())
+    }
+
     /// Hands the gradient of the turn over, with its mean loss.
     fn computed(&self, loss: f32) {
         self.answer(Answer::Computed { loss });

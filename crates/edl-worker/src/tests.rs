@@ -297,6 +297,8 @@ async fn a_worker_asked_to_leave_finishes_its_batch_returns_the_rest_and_reports
     session.train(1, 0, 2).await;
     stage.servers.wait(|book| book.pushes.len() == 2);
     stage.shutdown.cancel();
+    let Kind::Returned(returned) = session.next().await else { panic!("nothing is returned") };
+    assert_eq!(returned.kept.len(), 2, "both are pushed");
     session.heartbeat(WaitingFor::Acknowledgements).await;
     stage.servers.change(|book| book.held_acks = false);
     assert_eq!(session.done(2).await, [(0, 1), (1, 1)]);
