@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::exit::Exit;
 use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Fact, Job};
+use edl_core::job::{CheckpointFile, Command, Config, Effect, End, Event, Fact, Job};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
 use edl_net::convert::master as convert;
@@ -299,14 +299,7 @@ impl Master {
         context.kernel.detail(context.pid, || format!("job -> {effect:?}"));
         match effect {
             Effect::Persist(facts) => self.persist(context, &facts),
-            Effect::ToWorker(worker, command) => {
-                if let Some(conn) = self.workers.get(&worker).copied() {
-                    let mut sent = std::mem::take(&mut self.sent);
-                    let message = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
-                    self.sent = sent;
-                    context.send(conn, Message::Control(message.encode_to_vec()));
-                }
-            }
+            Effect::ToWorker(worker, command) => self.send_to_worker(context, worker, command),
             Effect::ToPs(ps, order) => {
                 if let Some(conn) = self.servers.get(&ps) {
                     let message = self.encode(|encoder| encoder.ps(order)).encode_to_vec();
@@ -366,6 +359,15 @@ impl Master {
                 context.exit = Some(end.exit().into());
                 self.ended = Some(end);
             }
+        }
+    }
+
+    fn send_to_worker(&mut self, context: &mut Context<'_>, worker: WorkerId, command: Command) {
+        if let Some(conn) = self.workers.get(&worker).copied() {
+            let mut sent = std::mem::take(&mut self.sent);
+            let message = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
+            self.sent = sent;
+            context.send(conn, Message::Control(message.encode_to_vec()));
         }
     }
 
