@@ -215,7 +215,8 @@ MUTATIONS = [
                 f"{CORE}/job/worlds.rs",
                 "let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();",
                 "let may_grant =\n"
-                "            self.stages.is_working() && (MUTANT || !self.checkpoints.must_not_pass());",
+                "            self.stages.is_working() && "
+                "(MUTANT || !self.checkpoints.must_not_pass());",
             ),
         ),
     ),
