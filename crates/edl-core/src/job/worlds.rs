@@ -298,7 +298,7 @@ impl Job {
     /// The first member reports the step that its world begins with.
     fn begin_world(&mut self, step: u64, now: Time) {
         let n_done = self.ledger().n_done();
-        let is_resumed = !self.stages.has_started() && step > 0;
+        let is_first = !self.stages.has_started();
         self.stages.start(now);
         // Under a new master, it may have trained on since it connected.
         self.steps_mut().worlds_mut().allow(step);
@@ -308,10 +308,12 @@ impl Job {
             // The most advanced member is gone; its steps are repeated with identical results.
             self.go_back_to(step);
         }
-        if is_resumed {
+        if is_first {
             self.set_limits();
             self.allow_begun(step);
-            self.note(EventKind::Resumed, format!("resumed at step {step}"));
+            if step > 0 {
+                self.note(EventKind::Resumed, format!("resumed at step {step}"));
+            }
         }
         self.keep_best(now);
     }
