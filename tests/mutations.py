@@ -345,7 +345,7 @@ MUTATIONS = [
     Mutation(
         "save the state after other processes have learned of it",
         f"{CORE}/job.rs",
-        "let mut effects = std::mem::take(&mut self.effects);",
+        "let effects = std::mem::take(&mut self.effects);",
         "let mut effects = std::mem::take(&mut self.effects);\n"
         "        if MUTANT {\n"
         "            effects.sort_by_key(|effect| matches!(effect, Effect::Persist(_)));\n"

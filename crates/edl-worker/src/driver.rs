@@ -27,7 +27,6 @@ pub(crate) enum Output {
 }
 
 /// What the session passes to the machine.
-#[expect(clippy::large_enum_variant, reason = "passed on at once; there are few at a time")]
 pub(crate) enum Input {
     Command(Box<Command>),
     Rejoined,
