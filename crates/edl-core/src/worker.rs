@@ -138,7 +138,7 @@ impl Machine for Worker {
                 self.release_shards();
                 self.announce();
                 if self.exit.is_some() {
-                    self.return_rest();
+                    self.hand_over();
                 }
             }
             Event::Command(command) => self.obey(command, now),
@@ -260,12 +260,11 @@ impl Worker {
 
     fn advance(&mut self, now: Time) {
         self.return_open();
-        if self.exit.is_some() {
-            self.exit_if_done(now);
-        } else {
+        if self.exit.is_none() || self.completes_round() {
             self.connection.retry_if_due(now, &mut self.effects);
             self.advance_items();
         }
+        self.exit_if_done(now);
     }
 
     /// The job stops. In synchronous mode, all that is held belongs to the open round: it is

@@ -24,12 +24,27 @@ impl Exit {
 }
 
 impl Worker {
-    /// Returns what is not computed at once; the rest is finished.
     pub(super) fn leave(&mut self, now: Time) {
         let limit = now + self.config.limits.hand_over;
         let exit = Exit { is_stopped: false, is_leaving: true, limit, answers_until: None };
         self.exit.get_or_insert(exit).is_leaving = true;
-        self.return_rest();
+        self.hand_over();
+    }
+
+    /// Returns what is not computed at once; the rest is finished. In synchronous mode, all of it is
+    /// finished: if every worker leaves, no other could complete the round.
+    pub(super) fn hand_over(&mut self) {
+        match self.config.mode {
+            Mode::Sync { .. } => self.report_kept(),
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => self.return_rest(),
+        }
+    }
+
+    /// Whether a worker that leaves still has batches of the open round to compute.
+    pub(super) fn completes_round(&self) -> bool {
+        let is_sync = matches!(self.config.mode, Mode::Sync { .. });
+        let is_leaving = self.exit.is_some_and(|exit| exit.is_leaving && !exit.is_stopped);
+        is_sync && is_leaving && self.work.has_open()
     }
 
     pub(super) fn stop(&mut self, now: Time) {
@@ -47,7 +62,8 @@ impl Worker {
     pub(super) fn exit_if_done(&mut self, now: Time) {
         let is_busy = self.model.is_none()
             || self.pipeline.computing_item().is_some()
-            || self.work.is_finishing();
+            || self.work.is_finishing()
+            || self.completes_round();
         let n_pushed = self.work.n_pushed();
         let Some(exit) = &mut self.exit else { return };
         // In synchronous mode, answers come when other workers have completed the round.

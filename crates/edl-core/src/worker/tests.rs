@@ -537,14 +537,30 @@ fn a_round_is_completed_in_a_drain() {
 
 #[test]
 fn a_worker_that_leaves_returns_at_once_what_it_has_not_begun() {
-    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 4 }));
-    (0..3).for_each(|index| drop(stage.take(train(7 + u64::from(index), index..index + 1))));
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..3));
     stage.compute(1, item(0));
-    assert!(stage.take(Event::Leave).contains(&returned(&[0])), "others must complete the round");
+    assert!(stage.take(Event::Leave).contains(&returned(&[0])));
     stage.take(trained(0));
-    assert_eq!(stage.after(LIMITS.last_answers), [], "the round takes its time");
     let end = [done(0, 1), Effect::Report(Report::Leaving)];
     assert_eq!(stage.acknowledged(1, 0, 1)[..2], end);
+}
+
+#[test]
+fn a_worker_that_leaves_completes_its_part_of_the_round() {
+    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 4 }));
+    (0..2).for_each(|index| drop(stage.take(train(7 + u64::from(index), index..index + 1))));
+    stage.compute(1, item(0));
+    stage.take(decoded(item(1)));
+    assert!(stage.take(Event::Leave).contains(&returned(&[0, 1])), "all others may leave, too");
+    stage.take(trained(0));
+    let effects = stage.take(Event::Pulled { connection: 1, item: item(1) });
+    assert!(effects.contains(&Effect::Compute(item(1))), "{effects:?}");
+    stage.take(trained(1));
+    assert_eq!(stage.after(LIMITS.last_answers), [], "the round takes its time");
+    stage.acknowledged(1, 0, 1);
+    let end = [done(1, 1), Effect::Report(Report::Leaving)];
+    assert_eq!(stage.acknowledged(1, 1, 1)[..2], end);
 }
 
 #[test]

@@ -81,6 +81,11 @@ impl Work {
         self.batches.len() < n_before
     }
 
+    /// Whether a batch that is held is not pushed yet.
+    pub(super) fn has_open(&self) -> bool {
+        self.batches.values().any(|held| held.pushed.is_none())
+    }
+
     /// The batches that are held, in order.
     pub(super) fn batches(&self) -> impl Iterator<Item = BatchId> + '_ {
         self.batches.keys().copied()
