@@ -177,8 +177,15 @@ impl Disk {
 
     /// The complete checkpoints, the newest last.
     pub(crate) fn complete(&self) -> Vec<FoundCheckpoint> {
-        let complete = self.folders.keys().filter_map(|folder| {
+        let complete = self.folders.iter().filter_map(|(folder, Folder(files))| {
             let manifest = self.manifest(folder).ok()?;
+            let is_there = |entry: &FileEntry| {
+                files.get(&entry.name).is_some_and(|bytes| bytes.len() as u64 == entry.bytes)
+            };
+            // A master that was replaced may write a manifest after its successor has swept.
+            if !manifest.files.iter().all(is_there) {
+                return None;
+            }
             let Manifest { generation, version, exact, model, skipped, .. } = manifest;
             let name = CheckpointName::parse(folder).expect("a name that a job gave");
             let folder = folder.clone();
