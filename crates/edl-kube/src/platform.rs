@@ -64,10 +64,8 @@ pub struct Config {
 pub enum End {
     /// The master has no more orders.
     Done,
-    /// Another master has replaced this one, which must stop silently.
+    /// Another master has replaced this one, or will: this one must stop silently.
     Superseded,
-    /// The pod of this master is being deleted: no pod is created any more.
-    Leaving,
 }
 
 /// Serves a master until it has no more orders and its pods are gone, or its own pod is deleted.
@@ -381,7 +379,7 @@ impl Platform {
             PodState::Waiting(_) | PodState::Running if !is_mine => {
                 self.end = Some(End::Superseded);
             }
-            PodState::Leaving(_) if is_mine => self.end = Some(End::Leaving),
+            PodState::Leaving(_) if is_mine => self.end = Some(End::Superseded),
             PodState::Leaving(_) => {
                 let name = pod.metadata.name.clone().unwrap_or_default();
                 let pods = self.pods.clone();

@@ -139,7 +139,7 @@ async fn a_master_whose_own_pod_is_deleted_makes_nothing_more() {
     assert_eq!(stage.report().await, Report::Running(Vec::new()));
     stage.api.set("elasticdl-x-master", "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
     let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
-    assert_eq!(end, End::Leaving);
+    assert_eq!(end, End::Superseded);
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A job's master in a pod, with the platform that starts its other pods.
 
-use std::cell::Cell;
 use std::time::Duration;
 
-use edl_core::job::{CUSTOM_LOOP_GRACE, JobState, STOP_TIMEOUT};
+use edl_core::job::CUSTOM_LOOP_GRACE;
+use edl_core::job::JobState;
 use edl_core::job_dir::JobDir;
 use edl_core::platform::{InstanceState, Role};
 use edl_core::spec::JobSpec;
@@ -29,8 +29,6 @@ use crate::submit::checks;
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the platform to stop processes that do not exit by themselves after the job's end.
 const EXIT_GRACE: Duration = Duration::from_secs(40);
-/// A master that is asked to exit has this long to save the job; Kubernetes waits 30 s.
-const SAVE_TIMEOUT: Duration = Duration::from_secs(STOP_TIMEOUT.as_secs() + 5);
 /// Interval between progress reports to the operator.
 const REPORT_INTERVAL: Duration = Duration::from_secs(3);
 /// Kubernetes shows this file with a container that has ended, up to its limit.
@@ -58,11 +56,10 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
     let exit = runtime.block_on(async {
         let asked = CancellationToken::new();
         let _signals = processes::cancel_on_signal(&asked)?;
-        let serving = Serving { asked: asked.clone(), has_begun: Cell::new(false) };
         let exit = tokio::select! {
-            exit = Box::pin(start(pod, &controller, &serving)) => exit,
+            exit = Box::pin(start(pod, &controller)) => exit,
             // The next master finds its state on disk.
-            () = serving.overdue() => Ok(Exit::Interrupted),
+            () = asked.cancelled() => Ok(Exit::Interrupted),
         };
         let how = exit.as_ref().map_or_else(of_error, |exit| *exit);
         match how.job_end() {
@@ -75,26 +72,9 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
     exit
 }
 
-/// A master that is asked to exit. Perhaps all processes are, so it saves the job first.
-struct Serving {
-    asked: CancellationToken,
-    /// Whether there is a job to save.
-    has_begun: Cell<bool>,
-}
-
-impl Serving {
-    /// Waits until a master that was asked to exit must do so.
-    async fn overdue(&self) {
-        self.asked.cancelled().await;
-        if self.has_begun.get() {
-            tokio::time::sleep(SAVE_TIMEOUT).await;
-        }
-    }
-}
-
 /// Runs the job, unless it had ended and this master was started only because the last one could not
 /// tell its Job.
-async fn start(pod: &Pod, controller: &Controller, serving: &Serving) -> anyhow::Result<Exit> {
+async fn start(pod: &Pod, controller: &Controller) -> anyhow::Result<Exit> {
     let opened = Opened::of(pod, controller)?;
     let job = opened.job.clone();
     let exit = match opened.end {
@@ -103,7 +83,7 @@ async fn start(pod: &Pod, controller: &Controller, serving: &Serving) -> anyhow:
         {
             Exit::of_state(end)
         }
-        Some(_) | None => serve(pod, opened, serving).await?,
+        Some(_) | None => serve(pod, opened).await?,
     };
     if exit.job_end().is_some() {
         write_termination_message(&job);
@@ -112,7 +92,7 @@ async fn start(pod: &Pod, controller: &Controller, serving: &Serving) -> anyhow:
 }
 
 /// Runs the master and the platform concurrently.
-async fn serve(pod: &Pod, opened: Opened, serving: &Serving) -> anyhow::Result<Exit> {
+async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     let Opened { job, spec, is_undescribed, end, start } = opened;
     let spec = if is_undescribed { described(&job, spec).await? } else { Ok(spec) };
     let spec = match spec {
@@ -129,7 +109,7 @@ async fn serve(pod: &Pod, opened: Opened, serving: &Serving) -> anyhow::Result<E
         spec,
         resume: end.is_some(),
         ip: Some(pod.ip),
-        hands_over: true,
+        hands_over: false,
         store_patience: STORE_TIMEOUT,
     };
     let board = Board::new(client.clone(), &pod.namespace, &pod.spec.job_name);
@@ -153,28 +133,19 @@ async fn serve(pod: &Pod, opened: Opened, serving: &Serving) -> anyhow::Result<E
     if let Some(board) = board.clone() {
         reporter.spawn(report_progress(board, job.clone()));
     }
-    serving.has_begun.set(true);
-    let mut master = edl_master::run(config, port, serving.asked.clone());
+    let never = CancellationToken::new();
     let ended = tokio::select! {
-        ended = &mut master => ended,
+        ended = edl_master::run(config, port, never) => ended,
         end = platform.join_next() => {
-            tracing::warn!("{}", match end {
-                Some(Ok(End::Leaving)) => "this master's pod is being deleted",
-                Some(Ok(End::Superseded)) => "another master has replaced this one; exiting",
+            let why = match end {
+                Some(Ok(End::Superseded)) => "this master's pod was deleted or replaced; exiting",
                 Some(Ok(End::Done) | Err(_)) | None => "the platform task exited",
-            });
-            if !matches!(end, Some(Ok(End::Leaving))) {
-                return Ok(Exit::Relaunch);
-            }
-            serving.asked.cancel();
-            master.await
+            };
+            tracing::warn!("{why}");
+            return Ok(Exit::Relaunch);
         }
     };
-    let is_handed_over = matches!(ended, Err(edl_master::Error::HandedOver));
     let exit = exit_of_master(ended);
-    if is_handed_over {
-        return Ok(exit);
-    }
     reporter.abort_all();
     if let (Some(board), Some(note)) = (&board, note(&job)) {
         board.report(&note).await;
