@@ -266,7 +266,6 @@ impl Job {
                 self.stop(&reason, within, now);
                 self.reply_before_end();
             }
-            Event::HandOver { within } => self.hand_over(within, now),
             Event::Chaos { instance, action } => {
                 let result = self.chaos(instance, action);
                 self.effects.push(Effect::Reply(result));

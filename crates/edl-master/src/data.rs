@@ -148,7 +148,6 @@ mod tests {
             resume: false,
             ip: None,
             http_hosts: Vec::new(),
-            hands_over: false,
             store_patience: Duration::ZERO,
         }
     }

@@ -81,8 +81,6 @@ pub(crate) struct Engine {
     /// The request being handled: the number of workers before it, and where its reply goes.
     pending_reply: Option<(u32, Reply)>,
     ended: Option<End>,
-    /// The next master continues the job.
-    is_handed_over: bool,
     /// What the loop takes next; `early` came while the state could not be saved.
     pub(crate) queue: mpsc::Receiver<Input>,
     inputs: Inputs,
@@ -133,7 +131,6 @@ impl Engine {
             exported_bytes: Default::default(),
             pending_reply: None,
             ended: None,
-            is_handed_over: false,
             queue,
             inputs: Inputs(inputs),
             early: VecDeque::new(),
@@ -181,7 +178,7 @@ impl Engine {
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
         let mut is_shut_down = false;
-        while self.ended.is_none() && !self.is_handed_over {
+        while self.ended.is_none() {
             let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
                 Some(input) = saving::next(&mut self.early, &mut self.queue) => self.input(input),
@@ -199,17 +196,13 @@ impl Engine {
                 }
                 () = self.shutdown.cancelled(), if !is_shut_down => {
                     is_shut_down = true;
-                    Some(self.exit_requested())
+                    Some(stop(STOP_TIMEOUT))
                 }
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
                 self.handle(event, &orders).await?;
             }
-        }
-        if self.is_handed_over {
-            self.publish(&health);
-            return Err(Error::HandedOver);
         }
         self.disconnect_all(&orders).await;
         self.checkpoints.sweep();
@@ -225,14 +218,6 @@ impl Engine {
         // Watchers of the page see the end.
         let _ = tokio::time::timeout(SHUTDOWN_GRACE, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
-    }
-
-    /// What a request to exit means for the job.
-    fn exit_requested(&self) -> Event {
-        match self.config.hands_over {
-            true => Event::HandOver { within: STOP_TIMEOUT },
-            false => stop(STOP_TIMEOUT),
-        }
     }
 
     /// Whether more of the result has been written since the last call.
@@ -398,7 +383,6 @@ impl Engine {
                         let _ = reply.send(result.map(|()| before).map_err(service::to_status));
                     }
                 }
-                Effect::HandedOver => self.is_handed_over = true,
                 Effect::Ended(end) => {
                     self.journal.ended(&end);
                     self.ended = Some(end);

@@ -77,8 +77,6 @@ pub struct Config {
     pub resume: bool,
     /// The address that others reach it at, if it listens everywhere.
     pub ip: Option<IpAddr>,
-    /// Whether the job goes on under another master if this one is shut down.
-    pub hands_over: bool,
     /// How long a master of before may still hold the job's store.
     pub store_patience: Duration,
 }
@@ -103,8 +101,6 @@ pub enum Error {
     Tls(#[source] edl_net::tls::Error),
     #[error("the control server failed")]
     Serve(#[source] tonic::transport::Error),
-    #[error("the next master continues the job")]
-    HandedOver,
     #[error("cannot save the job's state; free some disk space, then resume")]
     Persist(#[source] store::Error),
 }
@@ -121,7 +117,7 @@ impl Error {
             | Self::Tls(_) => true,
             Self::Folder { source, .. } => is_denied(source.kind()),
             Self::Store(store) => store.is_other_build() || store.io_kind().is_some_and(is_denied),
-            Self::Index { .. } | Self::Serve(_) | Self::HandedOver | Self::Persist(_) => false,
+            Self::Index { .. } | Self::Serve(_) | Self::Persist(_) => false,
         }
     }
 
@@ -135,7 +131,6 @@ impl Error {
             | Self::Spec(_)
             | Self::Tls(_)
             | Self::Serve(_)
-            | Self::HandedOver
             | Self::Persist(_) => false,
         }
     }
@@ -196,9 +191,6 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         http: local(&http_listener, &config.http_listen)?,
     };
     let Some(data) = data::open(&config, &addresses, &shutdown).await? else {
-        if config.hands_over {
-            return Err(Error::HandedOver);
-        }
         return Ok(End::Stopped("the master was shut down".into()));
     };
     let (mut store, mut opened) = open_store(&config).await?;

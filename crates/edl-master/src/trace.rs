@@ -136,8 +136,7 @@ impl Recorder {
             | Effect::Delete(_)
             | Effect::Export { .. }
             | Effect::JoinPredictions { .. }
-            | Effect::Reply(_)
-            | Effect::HandedOver => {}
+            | Effect::Reply(_) => {}
         }
     }
 

@@ -59,10 +59,9 @@ impl Site {
             25 => self.cut_off(Role::Worker, "cut off from each other"),
             26 => self.dismiss_any(),
             27 => self.dismiss_all(),
-            28 => self.stop_job(),
+            28 | 31 => self.stop_job(),
             29 => self.isolate(),
             30 => self.double_server(),
-            31 => self.hand_over(),
             _ => self.get_stuck(),
         }
     }
@@ -182,12 +181,6 @@ impl Site {
         let within = if is_patient { self.lasting(1, 8000) } else { Duration::ZERO };
         let reason = "by the user".into();
         self.ask_master("stop requested", Event::Stop { reason, within });
-    }
-
-    /// The cluster asks the master to exit before it removes the machine.
-    fn hand_over(&mut self) {
-        let within = self.lasting(1, 8000);
-        self.ask_master("master asked to exit", Event::HandOver { within });
     }
 
     /// The user resumes the job, maybe with another number of servers.

@@ -366,7 +366,6 @@ impl Master {
             Effect::EvaluationStarted { .. } => freeze_meanwhile(context),
             Effect::Reply(Ok(())) => {}
             Effect::Note(note) => self.note(context, &note),
-            Effect::HandedOver => context.exit = Some(Exit::Relaunch.into()),
             Effect::Ended(end) => {
                 context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());

@@ -73,7 +73,6 @@ pub(crate) fn master_config(
         spec,
         resume,
         ip: None,
-        hands_over: false,
         store_patience: Duration::ZERO,
     })
 }
@@ -82,10 +81,6 @@ pub(crate) fn master_config(
 pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
     match ended {
         Ok(end) => end.exit(),
-        Err(error @ edl_master::Error::HandedOver) => {
-            tracing::info!("{error}");
-            Exit::Relaunch
-        }
         Err(error) => {
             let exit = if error.is_lasting() { Exit::Failed } else { Exit::Relaunch };
             tracing::error!("{:#}", anyhow::Error::from(error));

@@ -61,8 +61,6 @@ pub enum Effect {
     Reply(Result<(), Refusal>),
     /// The job is over: inform all processes, then exit.
     Ended(End),
-    /// Exit; the next master continues the job.
-    HandedOver,
 }
 
 /// An order to a worker.

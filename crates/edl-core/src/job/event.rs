@@ -77,11 +77,6 @@ pub enum Event {
         instance: InstanceId,
         action: ChaosAction,
     },
-    /// The master must exit within this time, but the job goes on under the next one. Answered by
-    /// `Effect::HandedOver`, after what a stop does: all processes may be about to exit.
-    HandOver {
-        within: Duration,
-    },
 }
 
 impl Event {

@@ -46,10 +46,6 @@ pub(super) struct Stop {
     pub deadline: Time,
     /// Its checkpoint has begun.
     pub is_saving: bool,
-    /// The job goes on under the next master.
-    pub is_hand_over: bool,
-    /// Nothing is left to do but to exit.
-    pub is_over: bool,
 }
 
 /// What follows the work so far.
@@ -131,27 +127,11 @@ impl Stages {
         if let Stage::Stopping(stop) = &mut self.stage {
             stop.drain_until = stop.drain_until.min(drain_until);
             stop.deadline = stop.deadline.min(deadline);
-            stop.is_hand_over = false;
             return;
         }
         self.barrier = self.barrier.min(frontier);
         let reason = reason.into();
-        let (is_saving, is_hand_over, is_over) = (false, false, false);
-        let stop = Stop { reason, drain_until, deadline, is_saving, is_hand_over, is_over };
-        self.stage = Stage::Stopping(stop);
-    }
-
-    /// The stop is no end of the job.
-    pub(super) fn hand_over(&mut self) {
-        if let Stage::Stopping(stop) = &mut self.stage {
-            stop.is_hand_over = true;
-        }
-    }
-
-    pub(super) fn handed_over(&mut self) {
-        if let Stage::Stopping(stop) = &mut self.stage {
-            stop.is_over = true;
-        }
+        self.stage = Stage::Stopping(Stop { reason, drain_until, deadline, is_saving: false });
     }
 
     pub(super) fn stopping(&self) -> Option<&Stop> {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Command, Effect, End, EventKind, Job};
+use super::{Command, Effect, End, Job};
 use crate::id::WorkerId;
 use crate::server;
 use crate::spec::JobType;
@@ -16,29 +16,11 @@ use crate::time::Time;
 impl Job {
     /// Stops the job within this time.
     pub(super) fn stop(&mut self, reason: &str, within: Duration, now: Time) {
-        if within.is_zero() || !self.can_save() {
+        let is_training = self.config.spec.job_type == JobType::Train;
+        let can_save = is_training && (self.is_serving() || self.is_world_expected());
+        if within.is_zero() || !can_save {
             return self.end(End::Stopped(reason.into()));
         }
-        self.begin_stop(reason, within, now);
-    }
-
-    /// Saves the job like a stop, but does not end it.
-    pub(super) fn hand_over(&mut self, within: Duration, now: Time) {
-        if !self.can_save() {
-            return self.effects.push(Effect::HandedOver);
-        }
-        if self.stages.stopping().is_none() {
-            self.begin_stop("the master exits", within, now);
-            self.stages.hand_over();
-        }
-    }
-
-    fn can_save(&self) -> bool {
-        let is_training = self.config.spec.job_type == JobType::Train;
-        is_training && (self.is_serving() || self.is_world_expected())
-    }
-
-    fn begin_stop(&mut self, reason: &str, within: Duration, now: Time) {
         self.assignments.end_evaluation();
         let is_first = self.stages.stopping().is_none();
         self.stages.stop(reason, within, self.assignments.ledger().frontier(), now);
@@ -79,9 +61,7 @@ impl Job {
 
     /// Takes the checkpoint of the stop when nothing is in progress any more, or when it is time.
     pub(super) fn advance_stop(&mut self, now: Time) {
-        let Some(stop) = self.stages.stopping().filter(|stop| !stop.is_over).cloned() else {
-            return;
-        };
+        let Some(stop) = self.stages.stopping().cloned() else { return };
         if now >= stop.deadline {
             let saved = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
             let lost = format!("there was no time for a checkpoint after step {saved}");
@@ -140,15 +120,9 @@ impl Job {
     /// The job stops now; `lost` is what could not be saved.
     pub(super) fn end_stop(&mut self, lost: Option<&str>) {
         lost.into_iter().for_each(|lost| self.stages.note_loss(lost));
-        let Some(stop) = self.stages.stopping() else { return };
-        let (reason, is_hand_over, is_over) =
-            (stop.reason.clone(), stop.is_hand_over, stop.is_over);
-        if !is_hand_over {
-            self.end(End::Stopped(reason));
-        } else if !is_over {
-            self.stages.handed_over();
-            self.note(EventKind::Leaving, reason);
-            self.effects.push(Effect::HandedOver);
+        if let Some(stop) = self.stages.stopping() {
+            let end = End::Stopped(stop.reason.clone());
+            self.end(end);
         }
     }
 }

@@ -124,7 +124,6 @@ impl Bench {
             spec: spec.clone(),
             resume: false,
             ip: None,
-            hands_over: false,
             store_patience: Duration::ZERO,
         };
         let (store, opened) = Store::open(&config.job_dir.store(), Earlier::default()).unwrap();

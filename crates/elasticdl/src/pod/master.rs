@@ -109,7 +109,6 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         spec,
         resume: end.is_some(),
         ip: Some(pod.ip),
-        hands_over: false,
         store_patience: STORE_TIMEOUT,
     };
     let board = Board::new(client.clone(), &pod.namespace, &pod.spec.job_name);

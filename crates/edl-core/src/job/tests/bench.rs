@@ -80,7 +80,6 @@ pub(super) struct Bench {
     pub orders: Vec<Order>,
     pub replies: Vec<Result<(), Refusal>>,
     pub ended: Option<End>,
-    pub is_handed_over: bool,
     /// What each evaluation measures; the last one repeats.
     pub losses: Vec<f64>,
     pub n_shards_evaluated: u32,
@@ -172,7 +171,6 @@ impl Bench {
             orders: Vec::new(),
             replies: Vec::new(),
             ended: None,
-            is_handed_over: false,
             losses: vec![1.0],
             n_shards_evaluated: 0,
             disk_is_full: false,
@@ -273,7 +271,6 @@ impl Bench {
             Effect::Note(note) => self.notes.push(note),
             Effect::Reply(result) => self.replies.push(result),
             Effect::Ended(end) => self.ended = Some(end),
-            Effect::HandedOver => self.is_handed_over = true,
         }
     }
 

@@ -671,8 +671,7 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
                 | Effect::Evaluated(_)
                 | Effect::Note(_)
                 | Effect::Reply(_)
-                | Effect::Ended(_)
-                | Effect::HandedOver => {}
+                | Effect::Ended(_) => {}
             }
         }
         if n_exports > 0 && !killed {

@@ -173,8 +173,7 @@ impl Bench {
                 | Effect::Evaluated(_)
                 | Effect::Note(_)
                 | Effect::Reply(_)
-                | Effect::Ended(_)
-                | Effect::HandedOver => {}
+                | Effect::Ended(_) => {}
             }
         }
     }

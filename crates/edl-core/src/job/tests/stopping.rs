@@ -131,17 +131,3 @@ fn a_checkpoint_that_was_begun_before_is_not_that_of_the_stop() {
     bench.handle(Event::Committed { checkpoint });
     assert_eq!((reason(&bench), n_saved(&bench)), (Some("enough"), 6));
 }
-
-#[test]
-fn a_master_that_must_exit_saves_the_job_and_does_not_end_it() {
-    let (mut bench, _) = busy(spec());
-    bench.handle(Event::HandOver { within: WITHIN });
-    assert!(!bench.is_handed_over);
-    bench.step(0);
-    assert!(bench.is_handed_over && bench.ended.is_none() && bench.disk.end.is_none());
-    assert_eq!(n_saved(&bench), 5);
-    bench.restart_master();
-    bench.connect_all();
-    bench.run();
-    bench.expect_trained(2);
-}
