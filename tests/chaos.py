@@ -152,7 +152,7 @@ class Job:
             self.launch("--resume", "job")
 
 
-def send(job: Job, pid: int, number: signal.Signals, states: str) -> bool:
+def send(pid: int, number: signal.Signals, states: str) -> bool:
     """Sends a signal and waits for its effect; false if the process had already exited."""
     try:
         os.kill(pid, number)
@@ -164,7 +164,7 @@ def send(job: Job, pid: int, number: signal.Signals, states: str) -> bool:
 
 def kill(job: Job, rng: random.Random, *roles: str) -> bool:
     targets = job.processes(*roles)
-    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGKILL, "ZX")
+    return bool(targets) and send(rng.choice(targets)["pid"], signal.SIGKILL, "ZX")
 
 
 def kill_worker(job: Job, rng: random.Random) -> bool:
@@ -182,12 +182,12 @@ def kill_master(job: Job, rng: random.Random) -> bool:
 def kill_several(job: Job, rng: random.Random) -> bool:
     targets = job.processes("worker", "ps", "master")
     chosen = rng.sample(targets, k=min(len(targets), 3))
-    return [send(job, target["pid"], signal.SIGKILL, "ZX") for target in chosen].count(True) > 1
+    return [send(target["pid"], signal.SIGKILL, "ZX") for target in chosen].count(True) > 1
 
 
 def freeze_for_a_while(job: Job, rng: random.Random) -> bool:
     targets = job.processes("worker", "ps", "master")
-    if not targets or not send(job, pid := rng.choice(targets)["pid"], signal.SIGSTOP, "TZX"):
+    if not targets or not send(pid := rng.choice(targets)["pid"], signal.SIGSTOP, "TZX"):
         return False
     was_frozen = state_of(pid) == "T"
     time.sleep(rng.uniform(0.2, 3.0))
@@ -198,12 +198,12 @@ def freeze_for_a_while(job: Job, rng: random.Random) -> bool:
 
 def freeze(job: Job, rng: random.Random) -> bool:
     targets = job.processes("worker", "ps")
-    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGSTOP, "TZX")
+    return bool(targets) and send(rng.choice(targets)["pid"], signal.SIGSTOP, "TZX")
 
 
 def terminate_worker(job: Job, rng: random.Random) -> bool:
     targets = job.processes("worker")
-    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGTERM, "ZX")
+    return bool(targets) and send(rng.choice(targets)["pid"], signal.SIGTERM, "ZX")
 
 
 def chaos(job: Job, rng: random.Random, action: str) -> bool:

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
 use crate::pod::Wait;
-use crate::time::Time;
+use crate::time::{Time, millis};
 
 /// How long a leaving process may take: under AllReduce it trains on to a step from which the others
 /// can continue.
@@ -252,8 +252,7 @@ impl Instances {
         if let Some(known) = self.running.get_mut(&instance) {
             known.is_leaving = true;
         }
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        Order::Stop { instance, grace_ms }
+        Order::Stop { instance, grace_ms: millis(grace) }
     }
 
     /// Ends a process that gives no sign of life; the platform's report makes it be replaced.
@@ -334,7 +333,12 @@ impl Instances {
     /// is nothing to replace, and those that are there were started manually.
     #[must_use]
     pub fn max_trainers(&self) -> Option<u32> {
-        Some(self.workers_wanted).filter(|wanted| self.n_spares > 0 && *wanted > 0)
+        Some(self.workers_wanted).filter(|wanted| self.keeps_spares() && *wanted > 0)
+    }
+
+    #[must_use]
+    pub fn keeps_spares(&self) -> bool {
+        self.n_spares > 0
     }
 
     #[must_use]

@@ -46,7 +46,7 @@ impl Ledger {
             n_batches,
             batches_per_shard,
             round,
-            is_sync: matches!(mode, Mode::Sync { .. }),
+            is_sync: mode.is_sync(),
             epoch: 0,
             pool: Pool::new(n_batches),
             touched: 0,

@@ -49,6 +49,13 @@ pub enum Mode {
     },
 }
 
+impl Mode {
+    #[must_use]
+    pub fn is_sync(self) -> bool {
+        matches!(self, Self::Sync { .. })
+    }
+}
+
 /// An error in a job description: a sentence that names the flag and what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

@@ -23,6 +23,12 @@ impl Time {
     }
 }
 
+/// Whole milliseconds, as messages carry them.
+#[must_use]
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Add<Duration> for Time {
     type Output = Self;
 

@@ -271,7 +271,7 @@ impl Worker {
     /// finished, because what others have computed for it must not be lost.
     fn drain(&mut self) {
         self.release_shards();
-        if !matches!(self.config.mode, Mode::Sync { .. }) {
+        if !self.config.mode.is_sync() {
             self.return_rest();
         }
     }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use edl_core::time::millis;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
@@ -28,13 +29,12 @@ fn origin() -> Instant {
 }
 
 fn now() -> u64 {
-    u64::try_from(origin().elapsed().as_millis()).unwrap_or(u64::MAX)
+    millis(origin().elapsed())
 }
 
 /// Isolates this process from now on, for `time`.
 pub fn isolate(time: Duration) {
-    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    UNTIL.store(now().saturating_add(millis).max(1), Ordering::SeqCst);
+    UNTIL.store(now().saturating_add(millis(time)).max(1), Ordering::SeqCst);
 }
 
 /// How long it is still isolated; `None` while it is not.

@@ -32,9 +32,6 @@ use crate::progress::Progress;
 pub(crate) use start::{Edges, Limits};
 use start::{Ended, Ends};
 
-/// How long a worker that was asked to exit may take.
-const LEAVING: Duration = Duration::from_secs(10);
-
 /// Why a worker ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -109,7 +106,7 @@ impl Session {
                 ended = &mut self.ended => break start::result(ended),
                 () = self.shutdown.cancelled(), if !is_leaving => {
                     info!("leaving");
-                    notice::give(LEAVING);
+                    notice::give(self.limits.exit.hand_over);
                     is_leaving = true;
                     if self.worker.is_none() {
                         // There is no work to finish yet.

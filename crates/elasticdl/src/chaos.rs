@@ -86,7 +86,7 @@ fn target(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(Role, 
 fn request(args: &ChaosArgs, role: Role, id: u32) -> anyhow::Result<ChaosRequest> {
     let time = args.secs.map(Duration::try_from_secs_f64).transpose();
     let time = time.map_err(|_| refuse("--secs must be greater than 0"))?;
-    let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    let millis = time.map(edl_core::time::millis);
     if millis == Some(0) {
         return Err(refuse("--secs must be at least 0.001"));
     }

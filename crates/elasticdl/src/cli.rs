@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use edl_core::spec::{Codec, FieldType, LogLevel, Seconds};
+use edl_core::spec::{Codec, FieldType, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
 
@@ -389,12 +388,8 @@ pub(crate) struct StopArgs {
     pub(crate) job: JobArg,
     /// Time for finishing the batches in progress and saving a checkpoint, e.g. 5s or 1m; 0 stops
     /// at once [default: 20s]
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
-    pub(crate) within: Option<Duration>,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    Seconds::parse(text).map(|Seconds(secs)| Duration::from_secs(secs))
+    #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
+    pub(crate) within: Option<u64>,
 }
 
 #[derive(Args, Debug)]

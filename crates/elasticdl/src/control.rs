@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use edl_core::time::millis;
 use edl_kube::client::Forward;
 use edl_net::key::JobKey;
 use edl_net::proto::master_client::MasterClient;
@@ -68,8 +69,7 @@ impl Master {
     }
 
     pub(crate) async fn stop(&mut self, within: Duration) -> anyhow::Result<()> {
-        let within_ms = u64::try_from(within.as_millis()).ok();
-        let request = StopRequest { reason: STOPPED.into(), within_ms };
+        let request = StopRequest { reason: STOPPED.into(), within_ms: Some(millis(within)) };
         self.client.stop(request).await.map(drop).map_err(refused)
     }
 

@@ -85,12 +85,11 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
     let mut given = args.job.0.clone();
-    let fields: [(&str, Option<Value>); 12] = [
+    let fields: [(&str, Option<Value>); 11] = [
         ("job_command", Some(command_line(args).into())),
         ("model_def", Some(args.script.first().cloned().into())),
         ("distribution_strategy", Some(Strategy::Allreduce.name().into())),
         ("num_workers", Some(most.into())),
-        ("min_workers", Some(least.into())),
         ("max_workers", Some(most.into())),
         ("lanes", Some(lanes.into())),
         ("seed", Some(args.seed.into())),
@@ -99,11 +98,8 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
         ("threads_per_worker", args.threads_per_worker.map(Value::from)),
         ("output", args.output.clone().map(Value::from)),
     ];
-    let least_given = given.get("min_workers").cloned();
     given.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-    if let Some(least) = least_given {
-        given.insert("min_workers".into(), least);
-    }
+    given.entry("min_workers".to_owned()).or_insert(least.into());
     Ok(given)
 }
 

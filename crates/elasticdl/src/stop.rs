@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Asks the master to stop the job. If that fails, stops the job's processes.
 pub(crate) fn run(args: &StopArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let target = cluster::find(&args.job)?;
-    let within = args.within.unwrap_or(STOP_TIMEOUT);
+    let within = args.within.map_or(STOP_TIMEOUT, Duration::from_secs);
     let name = target.name();
     if let Target::Local(job) = &target
         && !job.is_running()

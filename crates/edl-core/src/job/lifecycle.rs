@@ -9,7 +9,7 @@ use crate::id::{EvalId, PsId, WorkerId};
 use crate::platform::{InstanceId, Order, Role};
 use crate::server;
 use crate::spec::JobType;
-use crate::time::Time;
+use crate::time::{Time, millis};
 
 /// How long processes may take to exit when the job is over.
 const END_GRACE: Duration = Duration::from_millis(1500);
@@ -280,8 +280,4 @@ impl Job {
             Role::Master => false,
         }
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

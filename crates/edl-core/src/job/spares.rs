@@ -24,6 +24,9 @@ impl Job {
 
     /// Takes note of which workers are spares now.
     pub(super) fn update_spares(&mut self, now: Time) {
+        if !self.instances.keeps_spares() {
+            return;
+        }
         let not_needed = self.not_needed();
         self.accounting.goodput.set_spares(&not_needed, now);
         let is_ready = |worker: &WorkerId| self.roster.is_ready(*worker);

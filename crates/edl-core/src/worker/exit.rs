@@ -2,7 +2,6 @@
 //! How a worker exits: it finishes the item in progress and waits a moment for acknowledgements.
 
 use super::{Effect, Report, Worker};
-use crate::spec::Mode;
 use crate::time::Time;
 
 /// A worker that was asked to exit.
@@ -34,17 +33,17 @@ impl Worker {
     /// Returns what is not computed at once; the rest is finished. In synchronous mode, all of it is
     /// finished: if every worker leaves, no other could complete the round.
     pub(super) fn hand_over(&mut self) {
-        match self.config.mode {
-            Mode::Sync { .. } => self.report_kept(),
-            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => self.return_rest(),
+        if self.config.mode.is_sync() {
+            self.report_kept();
+        } else {
+            self.return_rest();
         }
     }
 
     /// Whether a worker that leaves still has batches of the open round to compute.
     pub(super) fn completes_round(&self) -> bool {
-        let is_sync = matches!(self.config.mode, Mode::Sync { .. });
         let is_leaving = self.exit.is_some_and(|exit| exit.is_leaving && !exit.is_stopped);
-        is_sync && is_leaving && self.work.has_open()
+        self.config.mode.is_sync() && is_leaving && self.work.has_open()
     }
 
     pub(super) fn stop(&mut self, now: Time) {
@@ -67,7 +66,7 @@ impl Worker {
         let n_pushed = self.work.n_pushed();
         let Some(exit) = &mut self.exit else { return };
         // In synchronous mode, answers come when other workers have completed the round.
-        let is_answered_soon = !matches!(self.config.mode, Mode::Sync { .. });
+        let is_answered_soon = !self.config.mode.is_sync();
         if !is_busy && is_answered_soon && exit.answers_until.is_none() {
             exit.answers_until = Some(now + self.config.limits.last_answers);
         }

@@ -12,6 +12,7 @@ use edl_core::metric::{Measures, MetricKind, Sums};
 use edl_core::platform::{ChaosAction, InstanceId, Role};
 use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
+use edl_core::time::millis;
 use edl_core::worker;
 use edl_core::world::{self, Announced};
 use tonic::Status;
@@ -280,10 +281,7 @@ impl Encoder<'_> {
                 end_partition: order.partitions.end,
             }),
             Command::Ping => Kind::Ping(proto::Ping {}),
-            Command::Drain { within } => {
-                let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-                Kind::Drain(proto::Drain { within_ms })
-            }
+            Command::Drain { within } => Kind::Drain(proto::Drain { within_ms: millis(within) }),
             Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         WorkerCommand { kind: Some(kind) }

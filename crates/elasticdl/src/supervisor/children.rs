@@ -13,6 +13,7 @@ use std::time::Duration;
 use edl_core::error::is_disk_full;
 use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Role, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, Strategy};
+use edl_core::time::millis;
 use edl_worker::priority;
 use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, Command};
@@ -162,7 +163,7 @@ impl Children {
         let process = |(instance, child): (&InstanceId, &Running)| Process {
             instance: *instance,
             pid: child.pid,
-            age_ms: u64::try_from(child.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            age_ms: millis(child.started.elapsed()),
         };
         others.map(process).collect()
     }

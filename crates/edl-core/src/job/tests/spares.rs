@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Spares take the places of workers that are lost, frozen or leave, and nobody else's.
+//! Spares take only the places of workers that are lost, frozen or leave.
 
 use std::time::Duration;
 
