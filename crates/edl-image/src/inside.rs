@@ -13,7 +13,7 @@ pub(crate) fn resolve(root: &Path, path: &str) -> io::Result<PathBuf> {
     let found = root.join(clean(path)).canonicalize()?;
     found.strip_prefix(&root).map(Path::to_path_buf).map_err(|_| {
         let root = root.display();
-        let why = format!("it is a link that leads out of `{root}`; replace it with a copy");
+        let why = format!("it is a link to a path outside `{root}`; replace it with a copy");
         io::Error::new(io::ErrorKind::PermissionDenied, why)
     })
 }

@@ -184,7 +184,7 @@ impl Journal {
     fn scalar(&mut self, tag: &str, step: u64, value: f64) {
         let Some(file) = &mut self.tensorboard else { return };
         if let Err(error) = file.scalar(tag, step, value, unix_secs()) {
-            tracing::warn!(%error, "cannot write the TensorBoard file; no more curves are written");
+            tracing::warn!(%error, "cannot write to the TensorBoard file; disabling it");
             self.tensorboard = None;
         }
     }

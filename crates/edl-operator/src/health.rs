@@ -43,7 +43,7 @@ impl Health {
             return done.ok();
         }
         tracing::error!(
-            "planning takes longer than {} s; releasing the lease until it ends",
+            "planning takes longer than {} s; releasing the lease until it finishes",
             limit.as_secs_f32()
         );
         self.is_stuck.send_replace(true);

@@ -32,7 +32,7 @@ impl Job {
         let promoted: Vec<WorkerId> = promoted.filter(|worker| self.trains(*worker)).collect();
         self.spares = spares;
         for worker in promoted {
-            let text = format!("worker-{worker} was a spare and trains now");
+            let text = format!("worker-{worker} was a spare and is now training");
             self.note(EventKind::WorkerJoined, text);
         }
     }

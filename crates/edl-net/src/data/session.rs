@@ -203,7 +203,7 @@ fn without_text(refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::Other(text) if text == NO_KEY => Refusal::Other(text),
         Refusal::Other(_) | Refusal::Waited(_) | Refusal::StepMismatch(_) => {
-            Refusal::Other("the peer ended the handshake; its log states the reason".into())
+            Refusal::Other("the peer ended the handshake; see its log for the reason".into())
         }
         Refusal::Generation { .. } | Refusal::NotServing => refusal,
     }
