@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CSV: a header that names the columns, quoted cells, and types decided by who reads.
+//! CSV: a header that names the columns, quoted cells, and types chosen by the reader.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IDX: the format of MNIST, an array behind a header of its type and sizes. Gzip is seen through.
+//! IDX: the format of MNIST, an array behind a header of its type and sizes, maybe gzipped.
 
 use std::path::Path;
 

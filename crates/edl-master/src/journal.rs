@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others read without asking: status, events, metrics files and TensorBoard.
+//! Files that others read: status, events, metrics and TensorBoard.
 //!
 //! Trouble with these files never stops a job; it is logged once.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The handshake over a socket: both ends come out with sealed directions, or not at all.
+//! The handshake over a socket: both directions are sealed afterwards, or the connection fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
