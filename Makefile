@@ -3,9 +3,9 @@
 
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticdl
 VENV = $(CACHE)/venv-$(shell sha256sum tests/python/requirements.txt | cut -c1-12)
-# Large: Keras, TensorFlow and PyTorch, for tests of Python models and as peers of benchmarks.
+# Large: Keras, TensorFlow and PyTorch, for tests of Python models and as peers in benchmarks.
 FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.txt | cut -c1-12)
-# Made anew for every run: the wheel as a user installs it.
+# Recreated for every run: the wheel as a user installs it.
 FRESH = $(CACHE)/venv-wheel
 # What the wheel depends on, so that installing it needs no network.
 NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.in)
@@ -67,10 +67,10 @@ suites: setup build fresh ## The tests of unit, page, python and docs, side by s
 	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_all.py \
 		$(TARGET)/release/elasticdl $(FRESH)/bin/python $(TEST_PAGES)
 
-setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
+setup: $(VENV)/ready ## Install test dependencies (virtual environment; Debian packages if root)
 	@bash tests/setup.sh
 
-# Their names hold the hash of what they are made from, so they are never out of date.
+# Their names contain the hash of their requirements, so they are never out of date.
 $(VENV)/ready: REQUIREMENTS = tests/python/requirements.txt
 $(FRAMEWORKS)/ready: REQUIREMENTS = tests/python/requirements-python.txt
 $(VENV)/ready $(FRAMEWORKS)/ready:
@@ -101,7 +101,7 @@ lint: setup ## Formatting, lints, scripts
 	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee -a /dev/stderr)"; \
 	else $(call skip,"lint of Go: gofmt is not installed"); fi
 
-unit: setup ## Unit, property, simulation and end-to-end tests; TEST=NAME runs those named so
+unit: setup ## Unit, property, simulation and end-to-end tests; TEST=NAME selects tests by name
 	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_rust.py $(TEST)
 
 # With the whole workspace's features, as `make unit` has built it: nothing is compiled twice.
@@ -110,20 +110,20 @@ page: build ## The pages of a real job and of the operator in a real browser; SH
 	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
 	@$(TEST_PAGES) $(SHOTS)
 
-# The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
+# A path file makes the frameworks available there, so that only the wheel is installed.
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
 python: setup fresh ## Tests of the Python package, as installed from its wheel
 	$(FRESH)/bin/python tests/run_python.py $(TEST)
 
 # Pages wait for their jobs: three at a time; what was checked and not run is listed at the end.
-docs: setup build fresh ## Every command of the documentation, its links and its reference
+docs: setup build fresh ## Test every command in the documentation, its links and its reference
 	ELASTICDL=$(TARGET)/release/elasticdl ELASTICDL_PYTHON=$(FRESH)/bin/python \
 		$(VENV)/bin/python -m pytest -q -n 3 --dist=worksteal tests/docs tests/scripts
 
-reference: setup build ## Write docs/reference anew, from the command and its source
+reference: setup build ## Regenerate docs/reference from the command and its source
 	$(VENV)/bin/python tests/docs/reference.py $(TARGET)/release/elasticdl
 
-try-install: setup dist $(NUMPY)/ready ## Each way of the README to install, in an empty environment
+try-install: setup dist $(NUMPY)/ready ## Test each way to install from the README, in an empty environment
 	TARGET=$(abspath $(TARGET)) PACKAGES=$(NUMPY) $(VENV)/bin/python -m pytest -q tests/install
 
 # Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md). Tests
@@ -146,16 +146,16 @@ sim: ## Simulate whole jobs: make sim SEED=17 replays one, make sim SEEDS=2000 r
 mutate: ## Plant bugs one by one, and count the seeds until the simulation finds each
 	python3 tests/mutate.py
 
-# Needed after a change of a .proto file only; a test of edl-net notices when it was forgotten.
+# Needed only after a .proto file changes; a test of edl-net fails if it was forgotten.
 proto: ## Write the Rust code of the protos (crates/edl-net/src/generated)
 	cd crates/edl-net/generate && $(CARGO) run --locked
 
 # Miri comes with a nightly compiler only: rustup component add --toolchain nightly miri
-verify: ## Shared memory between workers in every order of events (loom), its unsafe reads (Miri)
+verify: ## Check shared memory between workers: every order of events (loom), unsafe reads (Miri)
 	cd crates/edl-net/verify && $(CARGO) test $(PROFILE) --locked
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		cd crates/edl-net/verify && $(CARGO) +nightly miri test --locked --lib; \
-	else echo "verify: there is no Miri, unsafe reads are not checked"; fi
+	else echo "verify: Miri is not installed; unsafe reads are not checked"; fi
 
 # With libFuzzer where there are cargo-fuzz and a nightly compiler, else with our own mutator.
 fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
@@ -172,7 +172,7 @@ soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults 
 	$(MAKE) --no-print-directory fuzz
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
-bench: build ## Print speeds as ratios to peers and to what the machine can do
+bench: build ## Run benchmarks: speeds relative to peers and to the limits of the machine
 	-$(MAKE) --no-print-directory $(FRAMEWORKS)/ready
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-master --example world_bench
@@ -191,7 +191,7 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 doc: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-# Where a database was fetched before, it counts, up to the age that cargo-deny accepts.
+# A database fetched earlier is used, up to the age that cargo-deny accepts.
 ADVISORIES = $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs
 deny: ## Check licences, sources and known vulnerabilities of dependencies (needs cargo-deny)
 	cargo deny --offline check licenses bans sources
@@ -199,7 +199,7 @@ deny: ## Check licences, sources and known vulnerabilities of dependencies (need
 	@if [ -n "$$(ls -A $(ADVISORIES) 2>/dev/null)" ]; then cargo deny --offline check advisories; \
 	else $(call skip,"advisories: no database could be fetched"); fi
 
-clean: ## Remove what was built
+clean: ## Remove build artifacts
 	$(CARGO) clean
 
 help: ## List the targets

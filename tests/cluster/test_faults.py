@@ -48,7 +48,7 @@ def test_a_worker_that_runs_out_of_memory_gets_more_memory(submit: Submit) -> No
     job.succeeds().assert_exactly_once(3)
     events = (job.folder / "events.jsonl").read_text()
     assert "ran out of memory" in events
-    assert "150 % of the memory" in events
+    assert "150 % of the requested memory" in events
 
 
 def test_a_job_whose_pods_are_all_deleted_stops_and_resumes(submit: Submit) -> None:

@@ -116,5 +116,5 @@ def test_a_job_that_waits_for_python_code_is_explained_with_its_line(
 
     cluster.wait("a stall", stalled)
     text = cluster.run("explain", "x").stdout
-    for words in ["worker-0 hangs", "in deep_inside", "elasticdl stop x", "(records "]:
+    for words in ["worker-0 hung", "in deep_inside", "elasticdl stop x", "(records "]:
         assert words in text, text

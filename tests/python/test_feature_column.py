@@ -184,7 +184,7 @@ AGE = fc.numeric_column("age")
     ("make", "error", "text"),
     [
         (lambda: fc.DenseFeatures([USER]), TypeError, "`user` is categorical: wrap it in"),
-        (lambda: fc.DenseFeatures([AGE, AGE]), ValueError, "two columns have the name `age`"),
+        (lambda: fc.DenseFeatures([AGE, AGE]), ValueError, "two columns are named `age`"),
         (lambda: fc.DenseFeatures(["age"]), TypeError, "cannot use a column of type `str`"),
         (lambda: fc.DenseFeatures([AGE])({"x": [1]}), KeyError, "`age` is missing: the features"),
         (lambda: fc.DenseFeatures([AGE])({"age": ["x"]}), TypeError, "`age` contains strings"),

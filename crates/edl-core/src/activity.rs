@@ -11,7 +11,7 @@ named! {
         #[default]
         Nothing = "",
         Master = "master",
-        Route = "a route from the master",
+        Route = "server addresses from the master",
         Work = "work",
         /// Other members of its world.
         Members = "other workers",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors in the words that users and logs read.
+//! Error messages for users and logs.
 
 use std::io;
 

@@ -80,7 +80,7 @@ impl Instance {
 pub enum Cause {
     /// It was asked to go.
     Left,
-    /// It exited by itself: it was asked to by somebody else, or model code ended the process.
+    /// It exited by itself: it was asked to by somebody else, or model code exited the process.
     Quit,
     /// It was stopped from outside: not its fault.
     Killed,

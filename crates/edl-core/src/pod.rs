@@ -245,7 +245,7 @@ impl fmt::Display for Wait {
             Self::Quota(text) => write!(f, "quota exceeded: {text}"),
             Self::Forbidden(text) => write!(f, "{text}; {GRANT}"),
             Self::Refused(text) => write!(f, "the API server rejected it: {text}"),
-            Self::Unreachable(text) => write!(f, "the API server does not respond: {text}"),
+            Self::Unreachable(text) => write!(f, "the API server is not responding: {text}"),
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Randomness that can be repeated: a splitmix generator and functions keyed by words.
 //!
-//! Own code because seeds must replay for ever, and general-purpose generators promise no
+//! Implemented here because seeds must replay forever, and general-purpose generators promise no
 //! stability between versions.
 
 /// Mixes 64 bits: every input bit affects every output bit.

@@ -37,13 +37,13 @@ use crate::time::Time;
 pub enum Error {
     #[error("generation {asked} is outdated: this server is at generation {ours}")]
     Older { asked: Generation, ours: Generation },
-    #[error("the server does not hold generation {0}")]
+    #[error("the server has not loaded generation {0}")]
     NotHeld(Generation),
     #[error("another generation was loaded in the meantime")]
     Superseded,
     #[error("another checkpoint is still being written")]
     CheckpointRunning,
-    #[error("the server was reloaded, or got another order, during the checkpoint")]
+    #[error("the server was reloaded or received another command during the checkpoint")]
     Overtaken,
     #[error("step {at} has passed: partition {partition} is at step {step}")]
     Past { at: u64, partition: PartitionId, step: u64 },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a supervisor does when the master of its job exits: the job is over, or the master is
-//! started again, or it is given up.
+//! What a supervisor does when the master of its job exits: end the job, restart the master, or
+//! give up.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a job failed or stalls: the first cause in the order of time, the process, its stack, the
+//! Why a job failed or stalled: the first cause in the order of time, the process, its stack, the
 //! records, and what to do.
 //!
 //! A failure has many symptoms: work fails again elsewhere, other processes lose their partner, the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CSV: a header that names the columns, quoted cells, and types decided by who reads.
+//! CSV: a header that names the columns, quoted cells, and types chosen by the reader.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -76,7 +76,7 @@ fn first_line(position: &::csv::Position, rest: &[u8]) -> u64 {
 fn corrupt(place: Place, line: Option<u64>, error: &::csv::Error) -> Error {
     let mut problem = error.to_string();
     if let ::csv::ErrorKind::UnequalLengths { expected_len, len, .. } = error.kind() {
-        problem = format!("the row has {len} cells, the first one has {expected_len}");
+        problem = format!("the row has {len} cells, but the first row has {expected_len}");
     }
     Error::corrupt(Place { line, ..place }, problem)
 }
@@ -155,7 +155,7 @@ fn name_columns(row: &ByteRecord, params: &Params, path: &Path) -> Result<Vec<St
     sorted.sort_unstable();
     match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
-            let text = format!("two columns have the name `{}`", pair[0]);
+            let text = format!("two columns are named `{}`", pair[0]);
             Err(Error::corrupt(Place::file(path).line(1), text))
         }
         None => Ok(names),

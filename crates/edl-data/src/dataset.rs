@@ -273,7 +273,7 @@ impl Dataset {
             fields.iter().partition(|field| field.dtype == DType::Record);
         if let (Format::Range, Some(field)) = (self.format, fields.first()) {
             return Err(Error::Refused(format!(
-                "cannot read field `{}`: `{}` contains only record numbers; name files that have \
+                "cannot read field `{}`: `{}` contains only record numbers; use files that have \
                  the field, or use a model that provides its own data",
                 field.name, self.location
             )));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IDX: the format of MNIST, an array behind a header of its type and sizes. Gzip is seen through.
+//! IDX: the format of MNIST, an array behind a header of its type and sizes, maybe gzipped.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub enum IdxError {
     Magic,
     #[error("unknown IDX type {0:#04x}")]
     Type(u8),
-    #[error("it unpacks to more than {MAX_UNPACKED} bytes")]
+    #[error("it decompresses to more than {MAX_UNPACKED} bytes")]
     TooLarge,
     #[error("the header declares {needs} bytes of values, but the file has {has}")]
     Size { needs: u128, has: usize },

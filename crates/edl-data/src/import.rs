@@ -101,7 +101,7 @@ pub fn table(
     let dataset = Dataset::open(location, open)?;
     if dataset.format() == Format::Range {
         return Err(Error::Refused(format!(
-            "`{location}` contains only record numbers; name a file or a folder to import"
+            "`{location}` contains only record numbers; specify a file or folder to import"
         )));
     }
     let n = options.limited(dataset.n_records());

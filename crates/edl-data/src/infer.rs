@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The types of columns whose format does not say them: what all values of a column can be.
+//! Infers column types in formats without types: the type that fits all values of a column.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looks into a data set for humans: what it is, and its first records.
+//! Shows a data set to people: a summary, and its first records.
 
 use std::collections::BTreeMap;
 

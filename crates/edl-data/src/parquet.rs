@@ -281,9 +281,9 @@ fn read_column(
     };
     let odd_bytes = decimal || matches!(column.logical_type_ref(), Some(LogicalType::Float16));
     let bytes = |values: Vec<Vec<u8>>| match odd_bytes {
-        true => {
-            Values::Unreadable("a column of decimals or halves, which are not supported".into())
-        }
+        true => Values::Unreadable(
+            "a column of decimals or half floats, which are not supported".into(),
+        ),
         false => Values::Bytes(values),
     };
     match reader {

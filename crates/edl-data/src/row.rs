@@ -148,7 +148,7 @@ fn flatten<'a>(json: &'a Json, numbers: &mut Vec<&'a serde_json::Number>) -> Res
             }
         }
         Json::Null | Json::Bool(_) | Json::String(_) | Json::Object(_) => {
-            return Err("a list that contains other values than numbers".into());
+            return Err("a list that contains values other than numbers".into());
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Indexes the files of a data set: several at once, and others can watch how far it is.
+//! Indexes the files of a data set in parallel. Other threads can watch the progress.
 
 use std::io::{self, Read};
 use std::num::NonZeroUsize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which fields a data set has, for models that take what is there.
+//! The fields of a data set, for models that use whatever fields it has.
 
 use edl_core::model::{DType, FieldSpec};
 

@@ -101,11 +101,14 @@ fn a_csv_error_names_file_line_and_column() {
     for text in ["x,y\n1,2\n3\n", "x,y\r\n1,2\r\n3\r\n"] {
         let dir = folder(&[("bad.csv", text.as_bytes())]);
         let error = open(dir.path(), &[]).unwrap_err().to_string();
-        assert!(error.ends_with("(line 3): the row has 1 cells, the first one has 2"), "{error}");
+        assert!(
+            error.ends_with("(line 3): the row has 1 cells, but the first row has 2"),
+            "{error}"
+        );
     }
     let dir = folder(&[("bad.csv", b"x,x\n1,2\n")]);
     let error = open(dir.path(), &[]).unwrap_err().to_string();
-    assert!(error.ends_with("two columns have the name `x`"), "{error}");
+    assert!(error.ends_with("two columns are named `x`"), "{error}");
 }
 
 #[test]
@@ -527,7 +530,7 @@ fn a_range_has_record_numbers_and_nothing_else() {
     assert_eq!(found, Schema { fields: vec![], has_raw_records: false, skipped: vec![] });
     let dir = tempfile::tempdir().unwrap();
     let imported = import::table("range:10", &options(&[]), dir.path(), &Default::default());
-    assert!(imported.unwrap_err().to_string().contains("name a file or a folder"));
+    assert!(imported.unwrap_err().to_string().contains("specify a file or folder"));
 }
 
 #[test]

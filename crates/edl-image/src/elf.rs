@@ -90,7 +90,7 @@ pub fn strip(mut file: Vec<u8>) -> Result<Vec<u8>, Error> {
 
 fn text(bytes: &[u8]) -> Result<String, Error> {
     let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
-    String::from_utf8(bytes.to_vec()).map_err(|_| Error("a name in it is not valid text".into()))
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error("a name in it is not valid UTF-8".into()))
 }
 
 #[cfg(test)]

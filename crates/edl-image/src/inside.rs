@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Paths that stay inside a folder of somebody else, whatever links are in it.
+//! Resolves paths inside an untrusted folder, and never follows links out of it.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::base::clean;
 
-/// What `path` means below `root`, relative to it, with all links followed. A link that leads out of
-/// `root` is an error: what it points to is not the folder's to give away.
+/// Resolves `path` below `root`, with all links followed; the result is relative to `root`. A link
+/// that points outside `root` is an error, because the folder must not expose other files.
 pub(crate) fn resolve(root: &Path, path: &str) -> io::Result<PathBuf> {
     let root = root.canonicalize()?;
     let found = root.join(clean(path)).canonicalize()?;
     found.strip_prefix(&root).map(Path::to_path_buf).map_err(|_| {
         let root = root.display();
-        let why = format!("it is a link that leads out of `{root}`; replace it with a copy");
+        let why = format!("it is a link to a path outside `{root}`; replace it with a copy");
         io::Error::new(io::ErrorKind::PermissionDenied, why)
     })
 }

@@ -13,7 +13,7 @@ use crate::store::{self, Image, Store};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "line {line} of the Dockerfile, `{text}`, must be run, but docker, podman and buildah are not available; start one, or use a base image that already contains its result and delete the line",
+        "line {line} of the Dockerfile, `{text}`, requires docker, podman or buildah, but none is available; start one, or use a base image that already contains its result and delete the line",
         line = .0.line, text = .0.text
     )]
     Run(Needed),

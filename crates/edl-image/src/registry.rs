@@ -52,11 +52,11 @@ pub enum Error {
     #[error("registry `{0}` requires authentication; run `docker login {0}`")]
     Unauthorized(String),
     #[error(
-        "registry `{host}` denied access to `{name}`; ask its owner, or run `docker login {host}` as another user"
+        "registry `{host}` denied access to `{name}`; ask its administrator, or run `docker login {host}` as another user"
     )]
     Denied { host: String, name: String },
     #[error(
-        "registry `{0}` asks for the password to be sent to `{1}`, without encryption; ask its owner for an https address"
+        "registry `{0}` asks to send the password to `{1}` without encryption; ask its administrator for an https address"
     )]
     Realm(String, String),
     #[error("registry `{0}` has no image `{1}`")]
@@ -140,7 +140,7 @@ impl Registry {
         match answer.status {
             200 => Ok(true),
             404 => Ok(false),
-            _ => Err(self.refused("say whether it has a blob", answer)),
+            _ => Err(self.refused("check for a blob", answer)),
         }
     }
 

@@ -155,14 +155,14 @@ pub(crate) fn commit(
 
 fn sweep(folder: &Path, run: RunId, is_over: impl Fn(CheckpointId) -> bool) {
     if let Err(error) = checkpoint::sweep(folder, run, is_over) {
-        tracing::warn!("{}; it is tried again at the next checkpoint", chain(&error));
+        tracing::warn!("{}; retrying at the next checkpoint", chain(&error));
     }
 }
 
 /// Removes a checkpoint's folder. What cannot be removed is only litter.
 pub(crate) fn delete(folder: &Path) -> Event {
     if let Err(error) = checkpoint::remove(folder) {
-        tracing::warn!("{}; it is tried again at the next checkpoint", chain(&error));
+        tracing::warn!("{}; retrying at the next checkpoint", chain(&error));
     }
     Event::Tick
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others read without asking: status, events, metrics files and TensorBoard.
+//! Files that others read: status, events, metrics and TensorBoard.
 //!
 //! Trouble with these files never stops a job; it is logged once.
 
@@ -184,7 +184,7 @@ impl Journal {
     fn scalar(&mut self, tag: &str, step: u64, value: f64) {
         let Some(file) = &mut self.tensorboard else { return };
         if let Err(error) = file.scalar(tag, step, value, unix_secs()) {
-            tracing::warn!(%error, "cannot write the TensorBoard file; no more curves are written");
+            tracing::warn!(%error, "cannot write to the TensorBoard file; disabling it");
             self.tensorboard = None;
         }
     }

@@ -259,7 +259,7 @@ async fn wait_for_room(error: Error) -> Result<(), Error> {
     if !error.is_disk_full() {
         return Err(error);
     }
-    tracing::error!("{}; waiting until there is room on the disk", chain(&error));
+    tracing::error!("{}; waiting for free disk space", chain(&error));
     tokio::time::sleep(ROOM_PAUSE).await;
     Ok(())
 }
@@ -304,7 +304,7 @@ fn adopt_checkpoints(config: &Config, opened: &mut store::Opened) {
     let found = found.into_iter().map(checkpoints::describe).collect();
     match opened.durable.adopt(found) {
         0 => {}
-        n => tracing::warn!("{n} complete checkpoints were unknown to the store; using them"),
+        n => tracing::warn!("using complete checkpoints that are missing from the store: {n}"),
     }
 }
 

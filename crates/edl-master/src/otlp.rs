@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Spans on their way to a collector: only this task waits for it.
+//! Sends spans to a collector: only this task waits for it.
 //!
-//! What does not fit the queue is dropped and counted. A collector that is away is called again,
-//! more and more seldom; a job that ends gives it a moment and goes.
+//! What does not fit the queue is dropped and counted. Calls to an unreachable collector
+//! are retried with growing pauses; a job that ends waits for it only briefly.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job's page: one file without any other, live from the master or frozen in the job's folder.
+//! The job's page: one self-contained file, live from the master or saved in the job's folder.
 
 use std::sync::Arc;
 

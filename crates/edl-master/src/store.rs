@@ -255,15 +255,12 @@ fn create_as(draft: &Path, path: &Path) -> Result<Database, Error> {
 fn replace(path: &Path, damage: &Error) -> Result<Database, Error> {
     let aside = path.with_extension("redb.damaged");
     fs::rename(path, &aside).map_err(|source| Error::File {
-        action: "set aside",
+        action: "rename",
         path: path.into(),
         source,
     })?;
     let kept = aside.display();
-    tracing::warn!(
-        "{}; it is kept as `{kept}`, and the checkpoints are used instead",
-        chain(damage)
-    );
+    tracing::warn!("{}; renamed it to `{kept}`; using the checkpoints instead", chain(damage));
     create(path)
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The frames of the data plane: a fixed little-endian header and what follows it.
 //!
-//! Pure functions over bytes: nothing here reads a socket, allocates by a peer's word or
-//! panics on foreign bytes. Every number sits at an explicit offset.
+//! Pure functions over bytes: nothing here reads a socket, allocates a size that a peer
+//! claims, or panics on foreign bytes. Every number sits at an explicit offset.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data plane of AllReduce: members of a world, linked each with each, and what they do
-//! together.
+//! The data plane of AllReduce: the members of a world, all linked to each other, and their
+//! collectives.
 //!
 //! A [`Mesh`] is used by one thread and blocks it; an [`Abort`] ends its calls from others. Links
 //! live across worlds. Between processes of one host data is read straight from the peer's

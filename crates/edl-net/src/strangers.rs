@@ -100,7 +100,7 @@ impl Strangers {
 fn warn(what: &str, peer: &str, reason: impl Display, left_out: u64) {
     match left_out {
         0 => tracing::warn!(peer, %reason, "{what}"),
-        n => tracing::warn!(peer, %reason, "{what}, after {n} lines like this were left out"),
+        n => tracing::warn!(peer, %reason, "{what} ({n} similar lines omitted)"),
     }
 }
 

@@ -31,7 +31,7 @@ impl Health {
         self.is_stuck.subscribe()
     }
 
-    /// Runs `work` on a thread of its own; none if it panics or takes longer than `limit`. It cannot
+    /// Runs `work` on a separate thread; none if it panics or takes longer than `limit`. It cannot
     /// be interrupted: until it ends, the operator is stuck.
     pub async fn within<T: Send + 'static>(
         &self,
@@ -43,7 +43,7 @@ impl Health {
             return done.ok();
         }
         tracing::error!(
-            "planning takes longer than {} s; releasing the lease until it ends",
+            "planning takes longer than {} s; releasing the lease until it finishes",
             limit.as_secs_f32()
         );
         self.is_stuck.send_replace(true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a TrainingJob may ask for beyond its own fields. The operator creates pods with its own
-//! rights, so the owner of the cluster decides, in the ConfigMap of the queues, file
+//! rights, so the cluster administrator decides, in the ConfigMap of the queues, file
 //! `permissions.yaml`. Without the file, nothing here gives a job more than a restricted pod.
 //!
 //! ```yaml
@@ -95,8 +95,8 @@ impl Permissions {
     pub fn check(&self, spec: &JobSpec) -> Result<(), Trouble> {
         let refused = |what: String, list: &str| {
             let message = format!(
-                "{what} is not allowed in a TrainingJob; remove it, or ask the owner of the cluster \
-                 to add it to `{list}` in `{CONFIG_MAP}`, {FILE}"
+                "{what} is not allowed in a TrainingJob; remove it, or ask the cluster \
+                 administrator to add it to `{list}` in `{CONFIG_MAP}`, {FILE}"
             );
             Err(Trouble { reason: "NotAllowed", message })
         };
@@ -248,7 +248,10 @@ mod tests {
         ];
         for (spec, expected) in table {
             let found = refusal(&default, &spec);
-            assert!(found.contains(expected) && found.contains("ask the owner"), "{found}");
+            assert!(
+                found.contains(expected) && found.contains("ask the cluster administrator"),
+                "{found}"
+            );
         }
     }
 

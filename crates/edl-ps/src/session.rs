@@ -196,7 +196,7 @@ impl Session {
                         departure.heard(&command);
                         self.obey(command);
                     }
-                    Event::Command(_) => tracing::warn!("ignored an unknown order"),
+                    Event::Command(_) => tracing::warn!("ignored an unknown command"),
                     Event::Heartbeat => {
                         self.send(convert::server::message(Report::Heartbeat));
                         self.send(self.spending());

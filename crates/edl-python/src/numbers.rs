@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers in arrays of Python's that Rust reads and writes without the interpreter.
+//! Python arrays that Rust reads and writes without the interpreter.
 //!
-//! Who touches them when: Python within a pass of the model, Rust between two passes, and both are
-//! of the one thread that computes; within a pass Rust reads nothing. An array lives as long as
+//! Python uses them within a pass of the model, and Rust between two passes, both on the one thread
+//! that computes; within a pass Rust reads nothing. An array lives as long as
 //! anything here refers to it, and it neither moves nor grows.
 
 use std::sync::{Arc, Weak};

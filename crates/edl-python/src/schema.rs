@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What columns a data set has, for models that take them as they are.
+//! The columns of a data set, for models that use them as they are.
 
 use edl_core::error::chain;
 use edl_core::spec::JobSpec;

@@ -57,7 +57,7 @@ pub enum Error {
     Differs { path: PathBuf, what: &'static str },
     #[error("`{}` is already complete and cannot be overwritten", path.display())]
     Exists { path: PathBuf },
-    #[error("`{}` holds checkpoints of several jobs: {jobs}; name the folder of one checkpoint", path.display())]
+    #[error("`{}` contains checkpoints of several jobs: {jobs}; specify the folder of one checkpoint", path.display())]
     SeveralRuns { path: PathBuf, jobs: String },
     #[error("the checkpoint `{}` has no partition {partition}", path.display())]
     NoPartition { path: PathBuf, partition: PartitionId },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shortens a gradient.
+//! Clips a gradient to a maximum norm.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The notice that this process ends soon, for user code that wants to save something. There is one
+//! Tells user code that this process will exit soon, so that it can save something. There is one
 //! worker in a process.
 
 use std::sync::{Mutex, PoisonError};

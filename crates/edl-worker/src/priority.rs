@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Low priority while a process starts that is not needed yet: importing libraries and building a
-//! model would take CPU time from the workers that train.
+//! Low priority for a process that is starting but not needed yet: importing libraries and building
+//! a model would take CPU time from the workers that train.
 //!
 //! The process that starts a worker lowers its priority, and the worker takes the normal one back
 //! when it is ready. Only some users may raise a priority; for others, nothing is lowered.

@@ -39,7 +39,7 @@ pub enum Error {
     Control(#[from] control::Error),
     #[error("cannot build the model: {0}")]
     Model(String),
-    #[error("world {0} makes no sense on this stream; run the same build everywhere")]
+    #[error("unexpected description of world {0}; run the same build everywhere")]
     World(WorldId),
     #[error("{0}")]
     Died(String),
@@ -244,7 +244,7 @@ fn log(command: &Command) {
         }
         Command::Revoke(revoke) => debug!(lease = %LeaseId(revoke.lease), "lease revoked"),
         Command::Stop(stop) => info!(reason = stop.reason, "stopped by the master"),
-        Command::Drain(_) => info!("the job stops; finishing what is computed"),
+        Command::Drain(_) => info!("the job is stopping; finishing the batches in progress"),
         Command::Welcome(_)
         | Command::Ping(_)
         | Command::World(_)

@@ -202,7 +202,7 @@ impl Trainer {
             && rows.iter().zip(&self.rows).all(|(grads, rows)| grads.len() == rows.len());
         if dense.len() != self.dense_len || !rows_fit {
             return Err(Error::Other(
-                "the shape of the model's gradient differs from that of its inputs".into(),
+                "the shape of the model's gradient differs from that of its parameters".into(),
             ));
         }
         let mut sums = self.spares.rows.take();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the models over the adult census share: features, ids, loss, measures, output.
+//! What the models over the adult census share: features, ids, loss, metrics, output.
 //!
 //! Who earns more than 50,000 dollars a year, by eight categories and six numbers about a person.
 //! Every feature, including bucketed numbers, is a 64-bit id, so embedding rows exist only for ids in

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the models over 28×28 images with ten classes share: inputs, loss, measures, output.
+//! What the models over 28×28 images with ten classes share: inputs, loss, metrics, output.
 
 use edl_core::metric::{Measures, Metric};
 use edl_core::model::{DType, FieldSpec, ModelSpec, ParamSpec};

@@ -106,7 +106,7 @@ pub(crate) enum Command {
     /// Show what the operator would do with each job now, and why
     #[command(after_help = operator::PLAN_EXAMPLES)]
     Plan(operator::PlanArgs),
-    /// Explain why a job failed or stalls and what to do, or why a TrainingJob has few workers
+    /// Explain why a job failed or stalled and what to do, or why a TrainingJob has few workers
     #[command(after_help = operator::EXPLAIN_EXAMPLES)]
     Explain(operator::ExplainArgs),
     /// Convert PaddlePaddle EDL manifests

@@ -115,7 +115,7 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
     let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
         let printed = std::fs::read(&stderr).unwrap_or_default();
         let why = match String::from_utf8_lossy(&printed).trim() {
-            "" => "it never reached a step of `elasticdl.init()`".to_owned(),
+            "" => "it exited before its first step; it must call `elasticdl.init()`".to_owned(),
             text => text.to_owned(),
         };
         return Err(refuse(format!("cannot train `{}`: {why}", spec.job_command)));
@@ -264,7 +264,7 @@ mod tests {
     fn a_command_that_trains_nothing_is_refused_with_its_output() {
         for (command, why) in [
             ("echo no module called torch >&2; exit 1", "no module called torch"),
-            ("true", "never reached a step"),
+            ("true", "exited before its first step"),
         ] {
             // Not `exec`: what follows a `;` is the shell's.
             let refused = describe(&saying(&format!("sh -c '{command}'"))).unwrap_err().to_string();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Refusals, with the exit code that each leads to.
+//! Errors that a command reports, with their exit codes.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `explain`: why a job failed or stalls, and what to do; for a TrainingJob also why it has the
+//! `explain`: why a job failed or stalled, and what to do; for a TrainingJob also why it has the
 //! workers that it has.
 //!
 //! This only gathers facts and prints; `edl_core::verdict` judges.

@@ -107,7 +107,9 @@ fn note_differences(spec: Option<&JobSpec>, given: &Given) -> anyhow::Result<()>
     let names = differences(spec, given)?;
     if !names.is_empty() {
         let (names, job) = (names.join(", "), &spec.job_name);
-        eprint(format_args!("ignoring {names}: job `{job}` has other values, which are used"));
+        eprint(format_args!(
+            "ignoring {names}: job `{job}` has other values, which take precedence"
+        ));
     }
     Ok(())
 }

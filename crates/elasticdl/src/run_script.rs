@@ -54,7 +54,7 @@ fn check_script(args: &ScriptArgs) -> anyhow::Result<()> {
     };
     let path = Path::new(script);
     if !path.is_file() {
-        return Err(refuse(format!("there is no script `{script}`")));
+        return Err(refuse(format!("script `{script}` not found")));
     }
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     if is_elastic(path) || any_python(folder, &is_elastic, MAX_DEPTH) {

@@ -261,9 +261,9 @@ mod tests {
             ("services: [{name: s, pod: {cpu: 1}, pods: [[0, 4294967295]]}]", "up to 4294967297"),
             (
                 "services: [{name: s, pod: {cpu: 1}, pods: []}, {name: s, pod: {cpu: 1}, pods: []}]",
-                "two entries have the name service `s`",
+                "duplicate service `s`",
             ),
-            ("queues: [{name: q}, {name: q}]", "two entries have the name queue `q`"),
+            ("queues: [{name: q}, {name: q}]", "duplicate queue `q`"),
         ] {
             let jobs = "jobs: [{name: a, worker: {cpu: 1}, workers: 1, work: 1h}]";
             let found = refused_file(&format!("nodes: [{{cpu: 4}}]\n{jobs}\n{text}\n"));
@@ -271,7 +271,7 @@ mod tests {
         }
         let twice = "{name: a, worker: {cpu: 1}, workers: 1, work: 1h}";
         let found = refused_file(&format!("nodes: [{{cpu: 4}}]\njobs: [{twice}, {twice}]\n"));
-        assert!(found.contains("two entries have the name job `a`"), "{found}");
+        assert!(found.contains("duplicate job `a`"), "{found}");
         let rate = SimulateArgs { losses_per_hour: f64::NAN, ..args(&["edl-case-1"]) };
         assert!(
             printed(&rate)

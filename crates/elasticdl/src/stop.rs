@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `stop`: stops a job in order; it can be resumed.
+//! `stop`: stops a job gracefully; it can be resumed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

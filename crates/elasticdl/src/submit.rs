@@ -51,7 +51,7 @@ pub(crate) fn run(
     let JobRequest { run, given, .. } = request;
     if let Some(name) = flags::text(given, "job_name").filter(|name| name.contains('_')) {
         eprint(format_args!(
-            "the job is named `{}`, because names cannot have `_`",
+            "the job is named `{}`, because names cannot contain `_`",
             config::job_name(name)
         ));
     }

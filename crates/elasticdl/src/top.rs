@@ -39,7 +39,7 @@ pub(crate) fn run(args: &JobArg) -> anyhow::Result<Exit> {
     let name = job.name().unwrap_or_default();
     if !can_show() {
         return Err(refuse(format!(
-            "`top` needs a terminal; `elasticdl status {name}` prints the same once"
+            "`top` needs a terminal; `elasticdl status {name}` prints the same information once"
         )));
     }
     if !job.is_running() {

@@ -105,4 +105,4 @@ def _table(column: _columns.EmbeddingColumn) -> SparseEmbedding:
 def _check_names(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two columns have the name `{name}`")
+            raise ValueError(f"two columns are named `{name}`")

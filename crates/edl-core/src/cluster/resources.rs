@@ -49,7 +49,7 @@ impl FromStr for Resources {
                 }
             };
             if found.insert(resource.to_owned(), amount).is_some() {
-                return Err(format!("names {resource} twice"));
+                return Err(format!("{resource} is specified twice"));
             }
         }
         Ok(Self(found))

@@ -71,7 +71,7 @@ fn a_resource_that_is_none_is_refused_by_flag_and_word() {
         ("memory=1024Mb", "invalid amount memory=`1024Mb`"),
         ("gpu=0.5", "invalid amount gpu=`0.5`"),
         ("ram=1Gi", "unknown resource `ram`"),
-        ("cpu=1,cpu=2", "names cpu twice"),
+        ("cpu=1,cpu=2", "cpu is specified twice"),
     ] {
         let error = refused("ps_resource_limit", text);
         assert!(error.starts_with("--ps_resource_limit") && error.contains(says), "{error}");
@@ -122,7 +122,7 @@ fn a_volume_that_cannot_be_mounted_is_refused() {
         ("claim_name=c,mount_path=a", "must be an absolute path"),
         ("claim=c,mount_path=/a", "cannot parse `claim=c`"),
         ("claim_name=C!,mount_path=/a", "is not a valid name for a volume claim"),
-        ("host_path=/h,mount_path=/a;host_path=/g,mount_path=/a", "mounts `/a` twice"),
+        ("host_path=/h,mount_path=/a;host_path=/g,mount_path=/a", "`/a` is mounted twice"),
     ] {
         let error = refused("volume", text);
         assert!(error.starts_with("--volume") && error.contains(says), "{error}");

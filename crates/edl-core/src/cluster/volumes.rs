@@ -34,7 +34,7 @@ impl FromStr for Volumes {
         let volumes: Vec<Volume> = parts.map(volume).collect::<Result<_, _>>()?;
         for (at, volume) in volumes.iter().enumerate() {
             if volumes[..at].iter().any(|other| other.mount_path == volume.mount_path) {
-                return Err(format!("mounts `{}` twice", volume.mount_path));
+                return Err(format!("`{}` is mounted twice", volume.mount_path));
             }
         }
         Ok(Self(volumes))

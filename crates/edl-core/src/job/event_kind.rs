@@ -10,7 +10,7 @@ named! {
         Waiting = "waiting",
         NotStarted = "not_started",
         /// A process started but never connected.
-        NotHeard = "not_heard",
+        NotHeard = "not_connected",
         /// The platform cannot start processes, or can again.
         Platform = "platform",
         Refused = "refused",
@@ -31,9 +31,9 @@ named! {
         Stuck = "stuck",
         /// Workers continue in a new world.
         World = "world",
-        WorldWaits = "world_waits",
+        WorldWaits = "waiting_for_workers",
         /// Workers and servers disagree on the step.
-        Torn = "torn",
+        Torn = "step_mismatch",
         BitsDiffer = "bits_differ",
         WorkFailed = "work_failed",
         Checkpoint = "checkpoint",

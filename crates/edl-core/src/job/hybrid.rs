@@ -86,7 +86,7 @@ impl Job {
     /// No worker holds the model any more, so the servers must load together with new workers.
     pub(super) fn restore_servers(&mut self, now: Time) {
         if self.stages.has_started() {
-            let text = "all workers that held the model are gone; the servers reload with new ones";
+            let text = "all workers with a copy of the model are gone; reloading the servers";
             self.note(EventKind::WorkersLost, text);
         }
         self.reload_servers(now);

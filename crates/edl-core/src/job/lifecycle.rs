@@ -154,7 +154,7 @@ impl Job {
         if self.config.spec.job_type != JobType::Train {
             return self.end(End::Stopped(reached));
         }
-        self.note(EventKind::MaxTime, format!("{reached}; the model is not evaluated"));
+        self.note(EventKind::MaxTime, format!("{reached}; skipping the evaluation"));
         self.assignments.end_evaluation();
         self.stages.end_training(self.assignments.ledger().n_done());
         self.finish(now);

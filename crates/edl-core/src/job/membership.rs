@@ -193,7 +193,7 @@ impl Job {
                 self.instances.count_crash(worker.into(), now);
                 let text = format!("worker-{worker} {how} before its work was done; see its log");
                 self.note(EventKind::WorkerCrashed, text);
-                self.worker_crashed(worker, suspects, "model code ended the process");
+                self.worker_crashed(worker, suspects, "model code exited the process");
             }
             Cause::Left | Cause::Quit => {
                 self.note(EventKind::WorkerEnded, format!("worker-{worker} {how}"));
@@ -211,8 +211,8 @@ impl Job {
                 if is_known && !is_tested {
                     let first = self.describe(Suspect::Batch(self.ledger().batch_at(0)));
                     self.instances.explain_crash(format!(
-                        "worker-{worker} {how} before it was ready, maybe on {first}, on which each \
-                         worker is tested first"
+                        "worker-{worker} {how} before it was ready, possibly on {first}, which \
+                         every worker trains first as a test"
                     ));
                 }
                 self.worker_crashed(worker, suspects, &format!("the worker {how}"));
@@ -262,8 +262,9 @@ impl Job {
             Order::Launch { instance, memory_percent, .. } => {
                 self.roster.launched(*instance, now);
                 if *memory_percent > 100 {
-                    let text =
-                        format!("{instance} is starting with {memory_percent} % of the memory");
+                    let text = format!(
+                        "{instance} is starting with {memory_percent} % of the requested memory"
+                    );
                     self.note(EventKind::Launched, text);
                 } else if self.stages.has_started() {
                     self.note(EventKind::Launched, format!("{instance} is starting"));

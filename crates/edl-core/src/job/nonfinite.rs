@@ -122,20 +122,20 @@ impl Job {
         before.find(|batch| !self.durable.skipped.contains(batch)).filter(|_| is_again)
     }
 
-    /// Why the job fails instead of going on without the batch, if so.
+    /// Why the job fails instead of continuing without the batch, if so.
     fn why_not_skip(&self) -> Option<String> {
         let Losses { n_in_a_row, n_rollbacks, .. } = self.losses;
         let policy = self.config.spec.on_nonfinite;
         if policy == OnNonfinite::Stop {
             let saved = match self.durable.latest_checkpoint() {
                 Some(checkpoint) => {
-                    format!("the last checkpoint is of step {}", checkpoint.version)
+                    format!("the last checkpoint is from step {}", checkpoint.version)
                 }
                 None => "there is no checkpoint".into(),
             };
             let hint = self.rate_hint();
             return Some(format!(
-                "{hint}, or leave such batches out with --on_nonfinite=skip or rollback; {saved}"
+                "{hint}, or skip such batches with --on_nonfinite=skip or rollback; {saved}"
             ));
         }
         if n_in_a_row >= MAX_IN_A_ROW {
@@ -143,7 +143,7 @@ impl Job {
             return Some(format!("{n_in_a_row} batches in a row are not finite; {hint}"));
         }
         if self.durable.skipped.len() >= MAX_SKIPPED {
-            return Some(format!("{MAX_SKIPPED} batches were skipped; repair the data"));
+            return Some(format!("{MAX_SKIPPED} batches were skipped; fix the data"));
         }
         if policy == OnNonfinite::Rollback && n_rollbacks >= MAX_ROLLBACKS {
             let hint = self.rate_hint();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Spares: workers that are ready but do not train. When a worker that trains is lost, frozen or
-//! leaves, a spare takes its place at once, and the process that is started next is a spare.
+//! leaves, a spare takes its place at once, and its replacement becomes a spare.
 //!
 //! No worker is a spare for good. With servers, the roster keeps the workers that train as long as
 //! they can; in steps, the world does. All others are spares.
@@ -35,7 +35,7 @@ impl Job {
         let promoted: Vec<WorkerId> = promoted.filter(|worker| self.trains(*worker)).collect();
         self.spares = spares;
         for worker in promoted {
-            let text = format!("worker-{worker} was a spare and trains now");
+            let text = format!("worker-{worker} was a spare and is now training");
             self.note(EventKind::WorkerJoined, text);
         }
     }

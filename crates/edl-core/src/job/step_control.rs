@@ -241,7 +241,7 @@ impl StepControl {
             n => format!(" and {n} more"),
         };
         let mut text = format!(
-            "{}{more} continued after step {step}; the pause was {:.3} s",
+            "{}{more} continued after step {step}; training paused for {:.3} s",
             named.join(", "),
             self.pause_secs
         );

@@ -64,7 +64,7 @@ impl Job {
         let Some(stop) = self.stages.stopping().cloned() else { return };
         if now >= stop.deadline {
             let saved = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
-            let lost = format!("there was no time for a checkpoint after step {saved}");
+            let lost = format!("no time to save a checkpoint after step {saved}");
             return self.end_stop(Some(&lost));
         }
         // One that was begun before is finished first.

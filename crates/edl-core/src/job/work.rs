@@ -167,8 +167,8 @@ impl Job {
                 self.instances.crash_is_unclear();
                 let (first, last) = (range.start + 1, range.end);
                 let text = format!(
-                    "one of steps {first} to {last} failed on worker-{worker}: {how}; they are \
-                     trained one by one from now on"
+                    "one of steps {first} to {last} failed on worker-{worker}: {how}; retrying \
+                     them one at a time"
                 );
                 return self.note(EventKind::WorkFailed, text);
             }
@@ -186,8 +186,8 @@ impl Job {
                 });
                 let (named, more) = (named.collect::<Vec<_>>(), if n > 4 { ", …" } else { "" });
                 let text = format!(
-                    "one of {n} tasks failed on worker-{worker}: {how}; each is tried alone from \
-                     now on ({}{more})",
+                    "one of {n} tasks failed on worker-{worker}: {how}; retrying each one \
+                     separately ({}{more})",
                     named.join(", ")
                 );
                 self.note(EventKind::WorkFailed, text);

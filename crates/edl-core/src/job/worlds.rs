@@ -190,7 +190,8 @@ impl Job {
         if self.stages.has_started() {
             let lost = before.saturating_sub(step);
             let text = format!(
-                "no worker holds the model; restoring step {step}; steps to train again: {lost}"
+                "no worker has a copy of the model; restoring step {step}; steps to train again: \
+                 {lost}"
             );
             self.note(EventKind::Restored, text);
         }

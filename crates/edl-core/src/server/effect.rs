@@ -107,10 +107,10 @@ impl fmt::Display for Note {
         match self {
             Self::Serving(generation) => write!(f, "serving generation {generation}"),
             Self::CannotServe(generation) => {
-                write!(f, "cannot serve generation {generation}: the server does not hold it")
+                write!(f, "cannot serve generation {generation}: the server has not loaded it")
             }
             Self::GaveUpWaiting { version } => {
-                write!(f, "a pull stopped waiting for the slowest worker, at version {version}")
+                write!(f, "a pull gave up waiting for the slowest worker at version {version}")
             }
         }
     }

@@ -211,9 +211,9 @@ job_description! {
         num_workers: u32 = 2, "Number of workers" / ""
             { flag: at(1, "Processes", "N"), least: 1, most: Some(MAX_WORKERS) }
         spares: u32,
-            "Additional workers that are kept ready: one of them takes over at once when a worker \
-             is lost. They use memory, and on Kubernetes the resources of a worker each"
-            / "Additional workers that are kept ready to replace lost ones."
+            "Spare workers that are kept ready to replace a lost worker immediately. Each of them \
+             uses memory and, on Kubernetes, the resources of a worker"
+            / "Spare workers that are kept ready to replace lost ones."
             { flag: train("Processes", "N"), most: Some(MAX_WORKERS) }
         num_ps_pods: u32 = 1, "Number of parameter servers; 0 uses AllReduce"
             { flag: at(2, "Processes", "N"), most: Some(MAX_PARTITIONS) }
@@ -312,8 +312,8 @@ job_description! {
     section "Limits" {
         max_step: u64, "Stop at this step; 0 means no limit" { flag: train("Data", "N") }
         max_time: Seconds,
-            "Stop after this time, also in an evaluation: seconds, or a number with a unit, e.g. \
-             10m or 2h [default: no limit]" / "Stop after this many seconds; 0 means no limit."
+            "Stop after this time, even during an evaluation: seconds, or a number with a unit, \
+             e.g. 10m or 2h [default: no limit]" / "Stop after this many seconds; 0 means no limit."
             { flag: common("Job", "TIME") }
         task_timeout_secs: u32 = 300,
             "Reassign a worker's task when it makes no progress for this time, in seconds"
@@ -417,7 +417,7 @@ job_description! {
         job_dir: String,
             "Job folder, as a path inside the pods; empty: elasticdl/NAME on the first volume" {}
         restart_policy: RestartPolicy,
-            "Whether a failed job is started again: Never, OnFailure or Always"
+            "Whether to restart a failed job: Never, OnFailure or Always"
             { flag: cluster("POLICY") }
         envs: Parsed<Variables>, "Environment variables for every pod, e.g. A=1,B=2"
             / "Environment variables for every pod: NAME=value,…"

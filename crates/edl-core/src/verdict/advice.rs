@@ -50,29 +50,29 @@ impl Advice {
 pub(super) fn sentence(found: &Found) -> String {
     let process = found.process.map_or_else(|| "a process".to_owned(), |p| p.to_string());
     let what = match found.cause {
-        Cause::Healthy => "the job is running and makes progress".to_owned(),
+        Cause::Healthy => "the job is running and making progress".to_owned(),
         Cause::Succeeded => "the job succeeded".into(),
         Cause::Stopped => "the job was stopped".into(),
         Cause::Interrupted => "all processes of the job are gone".into(),
         Cause::CodeError => format!("the model's code failed on {process}"),
         Cause::Panic => format!("{process} panicked"),
         Cause::Crash => format!("{process} crashed"),
-        Cause::Hang => format!("{process} hangs"),
+        Cause::Hang => format!("{process} hung"),
         Cause::NonFinite => "the loss or gradient is not finite".into(),
-        Cause::BadSettings => "the settings of the job are invalid".into(),
+        Cause::BadSettings => "the job's settings are invalid".into(),
         Cause::BadData => "the data cannot be used".into(),
         Cause::DataChanged => "the data has changed since the job started".into(),
         Cause::DiskFull => "the disk is full".into(),
-        Cause::NoAccess => "a file or folder of the job cannot be used".into(),
-        Cause::PortInUse => "a port of the job is in use".into(),
-        Cause::Killed => format!("{process} was killed from outside"),
+        Cause::NoAccess => "a file or folder of the job is not accessible".into(),
+        Cause::PortInUse => "a port that the job needs is in use".into(),
+        Cause::Killed => format!("{process} was killed from outside the job"),
         Cause::OutOfMemory => format!("{process} ran out of memory"),
-        Cause::DamagedCheckpoint => "no checkpoint of the job can be loaded".into(),
-        Cause::NoCapacity => "processes of the job cannot be started".into(),
-        Cause::Frozen => format!("{process} does not respond"),
-        Cause::Disconnected => format!("{process} could not reach the others"),
-        Cause::BitsDiffer => "workers compute different results".into(),
-        Cause::Stalled => format!("{process} waits for others"),
+        Cause::DamagedCheckpoint => "none of the job's checkpoints can be loaded".into(),
+        Cause::NoCapacity => "the job's processes cannot be started".into(),
+        Cause::Frozen => format!("{process} is not responding"),
+        Cause::Disconnected => format!("{process} could not reach the other processes"),
+        Cause::BitsDiffer => "workers computed different results".into(),
+        Cause::Stalled => format!("{process} is waiting for other processes"),
         Cause::Unknown => "the job failed".into(),
     };
     match first_line(&found.text) {
@@ -94,7 +94,7 @@ pub(super) fn next(facts: &Facts, cause: Cause) -> String {
         Cause::Succeeded => format!("verify it with `elasticdl audit {job}`"),
         Cause::Stopped | Cause::Interrupted | Cause::Unknown if is_over => format!("run {resume}"),
         Cause::Stopped | Cause::Interrupted | Cause::Unknown | Cause::Stalled => {
-            format!("wait for it to heal, or run `elasticdl stop {job}` and then {resume}")
+            format!("wait for it to recover, or run `elasticdl stop {job}` and then {resume}")
         }
         Cause::CodeError | Cause::Panic | Cause::Crash if is_over => {
             format!("fix the model's code, {again}")
@@ -110,10 +110,10 @@ pub(super) fn next(facts: &Facts, cause: Cause) -> String {
             "start a new job with a lower --learning_rate or with --clip_norm, or run {resume} with \
              --on_nonfinite=skip"
         ),
-        Cause::BadSettings => "start a new job with other settings".into(),
+        Cause::BadSettings => "correct the settings and start a new job".into(),
         Cause::BadData => format!(
-            "repair the data and start a new job{}; if files were only missing, restore them and \
-             run {resume}",
+            "fix the data and start a new job{}; if files were just missing, restore them and run \
+             {resume}",
             from_checkpoint(facts)
         ),
         Cause::DataChanged => format!(
@@ -123,19 +123,21 @@ pub(super) fn next(facts: &Facts, cause: Cause) -> String {
         Cause::DiskFull => {
             format!("free some disk space, for example with `elasticdl clean`; {again}")
         }
-        Cause::NoAccess => format!("give the job access to it, {again}"),
-        Cause::PortInUse => format!("end the program that uses the port, {again}"),
+        Cause::NoAccess => format!("give the job access to it; {again}"),
+        Cause::PortInUse => format!("stop the program that uses the port; {again}"),
         Cause::Killed => format!(
-            "find out who kills it: look for `Out of memory` in `dmesg`, use fewer workers or less \
+            "find out what killed it; if `dmesg` shows `Out of memory`, use fewer workers or less \
              memory per worker; {again}"
         ),
         Cause::OutOfMemory => {
             format!("use a smaller --minibatch_size, fewer workers, or more memory; {again}")
         }
         Cause::DamagedCheckpoint => {
-            "check the disk, restore the checkpoint from a copy, or start a new job".into()
+            "check the disk, restore a checkpoint from a backup, or start a new job".into()
         }
-        Cause::NoCapacity => format!("make room for its processes, or ask for less; {again}"),
+        Cause::NoCapacity => {
+            format!("free up capacity for its processes, or request less; {again}")
+        }
         Cause::Frozen => format!(
             "check the machine and network of the process; the job replaces it after \
              --heartbeat_timeout_secs; {again}"

@@ -582,7 +582,7 @@ fn what_a_worker_waits_for_is_named() {
     };
     assert_eq!(take(Event::Tick), ("", "idle"));
     assert_eq!(take(Event::Built(model())), ("work", "idle"));
-    assert_eq!(take(train(7, 0..1)), ("a route from the master", "idle"));
+    assert_eq!(take(train(7, 0..1)), ("server addresses from the master", "idle"));
     assert_eq!(take(Event::Command(Command::Route(route(1)))), ("parameter servers", "idle"));
     assert_eq!(take(Event::Connected { connection: 1 }), ("", "data_wait"));
     assert_eq!(take(decoded(item(0))), ("parameters", "communicate"));

@@ -275,7 +275,7 @@ const drawProcesses = (status) => {
     cells[5].hidden = !canHarm;
     return row;
   });
-  // Rows that stay are not taken out, so that whoever is on a button stays there.
+  // Rows that stay are not removed, so that a focused button keeps the focus.
   for (const row of [...body.rows]) if (!rows.includes(row)) row.remove();
   rows.forEach((row, place) => { if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] || null); });
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The handshake over a socket: both ends come out with sealed directions, or not at all.
+//! The handshake over a socket: both directions are sealed afterwards, or the connection fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -203,7 +203,7 @@ fn without_text(refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::Other(text) if text == NO_KEY => Refusal::Other(text),
         Refusal::Other(_) | Refusal::Waited(_) | Refusal::StepMismatch(_) => {
-            Refusal::Other("the peer ended the handshake; its log states the reason".into())
+            Refusal::Other("the peer ended the handshake; see its log for the reason".into())
         }
         Refusal::Generation { .. } | Refusal::NotServing => refusal,
     }

@@ -245,7 +245,7 @@ impl JobView {
                 "QueueNotAllowed",
                 format!(
                     "queue `{queue}` does not accept jobs of namespace `{namespace}`; choose another, \
-                     or ask the owner of the cluster to add the namespace in `{map}`"
+                     or ask the cluster administrator to add the namespace in `{map}`"
                 ),
             );
         }

@@ -106,7 +106,7 @@ const drawTiles = (cluster, live, waiting) => {
   const apart = [cordoned ? `${cordoned} cordoned` : "", leaving ? `${leaving} being removed` : ""].filter(Boolean).join(", ");
   const tiles = [
     ["Jobs", String(live.length - waiting), waiting ? `${waiting} waiting` : "none waiting"],
-    ["Workers", `${sum((job) => job.running)} of ${sum((job) => job.planned)}`, "running, of those planned"],
+    ["Workers", `${sum((job) => job.running)} of ${sum((job) => job.planned)}`, "running of planned"],
     ["Nodes", String(ready), apart || "all ready"],
   ].map(([name, value, more]) => {
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, value), el("small", {}, more));

@@ -166,7 +166,7 @@ fn check_names(description: &Description) -> Result<(), Invalid> {
     let mut seen = BTreeSet::new();
     for (kind, name) in queues.chain(services).chain(jobs) {
         if !seen.insert((kind, name.clone())) {
-            return Err(Invalid(format!("two entries have the name {kind} `{name}`; rename one")));
+            return Err(Invalid(format!("duplicate {kind} `{name}`; rename one")));
         }
     }
     Ok(())

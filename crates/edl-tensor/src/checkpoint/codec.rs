@@ -107,7 +107,7 @@ pub enum Error {
     Applied,
     #[error("the checkpoint's embedding rows are laid out for a different distribution strategy")]
     Apart,
-    #[error("the file holds partition {found}, not {needs}")]
+    #[error("the file contains partition {found}, not {needs}")]
     Partition { found: PartitionId, needs: PartitionId },
     #[error("the checkpoint has {found} partitions, the job has {needs}; use --partitions={found}")]
     Partitions { found: u32, needs: u32 },

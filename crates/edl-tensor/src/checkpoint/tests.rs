@@ -157,7 +157,7 @@ fn a_checkpoint_of_another_model_or_layout_is_refused_by_name() {
             .unwrap_err()
             .to_string()
     };
-    assert_eq!(refusal(&job, 2), "the file holds partition 1, not 2");
+    assert_eq!(refusal(&job, 2), "the file contains partition 1, not 2");
     let other = Job { n_partitions: 5, ..job.clone() };
     let text = "the checkpoint has 4 partitions, the job has 5; use --partitions=4";
     assert_eq!(refusal(&other, 1), text);
@@ -288,7 +288,7 @@ fn the_newest_of_several_runs_is_not_guessed() {
     commit_manifest(&other, &theirs).unwrap();
     let text = newest(dir.path()).unwrap_err().to_string();
     assert!(
-        text.ends_with("several jobs: `test`, `b`; name the folder of one checkpoint"),
+        text.ends_with("several jobs: `test`, `b`; specify the folder of one checkpoint"),
         "{text}"
     );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A partition in the terms of the machines that decide about it.
+//! Describes a partition to the state machines that make decisions about it.
 
 use std::sync::Arc;
 

@@ -275,7 +275,7 @@ impl Lanes {
         let n_numbers: usize = self.pieces().iter().map(|piece| piece.len()).sum();
         if n_numbers != dense.len() || !rows_fit {
             return Err(Error::Other(
-                "the shape of the model's gradient differs from that of its inputs".into(),
+                "the shape of the model's gradient differs from that of its parameters".into(),
             ));
         }
         if !outcome.loss.is_finite() {

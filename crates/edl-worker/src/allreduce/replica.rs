@@ -42,10 +42,10 @@ pub(crate) enum Error {
     Checkpoint(#[from] checkpoint::Error),
     #[error("cannot use partition {partition}")]
     Partition { partition: PartitionId, source: codec::Error },
-    #[error("partition {0} did not arrive")]
+    #[error("partition {0} was not received")]
     Missing(PartitionId),
     #[error(
-        "partition {partition} does not hold exactly the first {step} steps; to start from a \
+        "partition {partition} does not contain exactly the first {step} steps; to start from a \
          checkpoint of another strategy, use --checkpoint_dir_for_init"
     )]
     PartialStep { partition: PartitionId, step: u64 },

@@ -168,7 +168,7 @@ fn log(report: &Report) {
             warn!(%world, %suspect, error, "lost a member of the world");
         }
         Report::Member(MemberReport::NonFinite { world, step, error }) => {
-            warn!(%world, step, error, "step not finite; leaving the world");
+            warn!(%world, step, error, "the result of a step is not finite; leaving the world");
         }
         Report::Member(MemberReport::StepFailed { world, step, error }) => {
             warn!(%world, step, error, "step failed");

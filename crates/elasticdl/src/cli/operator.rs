@@ -100,7 +100,7 @@ pub(crate) struct PlanArgs {
 }
 
 /// The heading of what `explain` needs only for a TrainingJob.
-const TRAINING_JOBS: &str = "TrainingJobs, as the operator plans them";
+const TRAINING_JOBS: &str = "Options for TrainingJobs";
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]

@@ -76,7 +76,10 @@ impl Controller {
             Err(error) => Err(error.to_string()),
         };
         if let Err(why) = closed {
-            tracing::warn!(why, "cannot end the Job of this master; it will start another one");
+            tracing::warn!(
+                why,
+                "cannot end this master's Kubernetes Job; it will start another master"
+            );
         }
     }
 

@@ -117,8 +117,8 @@ fn a_worker_whose_flags_differ_from_the_job_uses_the_values_of_the_job() {
     let flags = ["--model_def=mnist_mlp", "--minibatch_size=64", "--codec_type=tf_example"];
     let worker = home.run(&[&["worker", &address], &flags[..]].concat());
     assert!(worker.status.success(), "{}", stderr(&worker));
-    let note =
-        "ignoring --minibatch_size, --model_def: job `mine` has other values, which are used";
+    let note = "ignoring --minibatch_size, --model_def: job `mine` has other values, which take \
+                precedence";
     assert!(stderr(&worker).contains(note), "{}", stderr(&worker));
     master.wait_for_success();
     assert_exactly_once(&home, "mine", 1, 1);

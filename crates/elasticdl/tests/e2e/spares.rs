@@ -53,7 +53,7 @@ fn with_servers_a_spare_takes_over_and_every_record_is_trained_once() {
     ];
     let mut job = home.start("spares", &args);
     let spare = kill_a_trainer(&mut job);
-    let trains = format!("worker-{spare} was a spare and trains now");
+    let trains = format!("worker-{spare} was a spare and is now training");
     let status = job.wait_until("the spare at work", |status| number(status, &trains).is_some());
     let joins = number(&status, "worker-3 joined");
     assert!(joins.is_none_or(|joins| joins > number(&status, &trains).unwrap()), "{status:#}");

@@ -297,7 +297,7 @@ fn a_stop_saves_the_last_step_that_a_member_has_begun() {
         assert!(members.effects.iter().any(is_order));
     }
     members.pass(within, &[WaitingFor::Nothing; 2]);
-    let why = "enough; there was no time for a checkpoint after step 0";
+    let why = "enough; no time to save a checkpoint after step 0";
     assert_eq!(members.end(), Some(&End::Stopped(why.into())));
 }
 
@@ -487,6 +487,6 @@ fn a_crash_before_the_first_world_names_the_batch_that_workers_are_tested_on() {
     }
     let Some(End::Failed(why)) = members.end() else { panic!("{:?}", members.end()) };
     let expected =
-        "worker-5 was killed by signal 6 before it was ready, maybe on batch 0/0 (records ";
+        "worker-5 was killed by signal 6 before it was ready, possibly on batch 0/0 (records ";
     assert!(why.starts_with(expected) && why.contains("crashed 4 times"), "{why}");
 }

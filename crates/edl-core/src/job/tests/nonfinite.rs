@@ -39,7 +39,7 @@ fn a_job_that_stops_names_batch_step_records_learning_rate_and_checkpoint() {
     for text in ["learning rate is 1.0: try a lower --learning_rate", "--on_nonfinite=skip"] {
         assert!(why.contains(text), "{why}");
     }
-    assert!(why.ends_with("the last checkpoint is of step 3"), "{why}");
+    assert!(why.ends_with("the last checkpoint is from step 3"), "{why}");
     assert!(bench.committed.len() == 1, "the checkpoint is kept");
 }
 

@@ -137,7 +137,7 @@ fn a_stop_waits_for_its_checkpoint_no_longer_than_it_must() {
     let mut bench = started();
     bench.pass(Duration::from_secs(21), None);
     let Some(End::Stopped(why)) = &bench.ended else { panic!("{:?}", bench.ended) };
-    assert_eq!(why, "enough; there was no time for a checkpoint after step 0", "its time is over");
+    assert_eq!(why, "enough; no time to save a checkpoint after step 0", "its time is over");
     let mut bench = started();
     bench.handle(stop(false));
     assert_eq!(bench.ended, stopped(), "somebody has no more patience");

@@ -52,7 +52,7 @@ fn a_spare_gets_no_work_until_a_worker_is_lost_and_then_at_once() {
     bench.kill_now(worker(0), KILLED);
     assert_eq!(held(&bench), [true, true, false], "of workers 1, 2 and 3");
     assert_eq!(states(&bench.job), "working working spare");
-    let note = "worker-2 was a spare and trains now";
+    let note = "worker-2 was a spare and is now training";
     assert!(bench.notes.iter().any(|n| n.kind == EventKind::WorkerJoined && n.text == note));
     bench.run_to(60);
 }

@@ -87,7 +87,7 @@ fn a_batch_that_crashes_workers_is_named_in_synchronous_mode_too() {
 #[test]
 fn a_batch_whose_model_code_ends_the_process_is_named() {
     let bench = train_rounds(3, 2, Ended::CLEAN, false);
-    expect_named(&bench, 2, "model code ended the process");
+    expect_named(&bench, 2, "model code exited the process");
 }
 
 #[test]

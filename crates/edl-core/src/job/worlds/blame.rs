@@ -71,7 +71,8 @@ impl Job {
         let stuck = steps.and_then(|steps| steps.find_stuck(timeout, waits_for, now));
         let Some(stuck) = stuck else { return };
         if stuck.is_empty() {
-            let text = format!("no step for {timeout:?} although no worker is busy; retrying");
+            let text =
+                format!("no step completed for {timeout:?} although no worker is busy; retrying");
             return self.note(EventKind::Stuck, text);
         }
         for worker in stuck {

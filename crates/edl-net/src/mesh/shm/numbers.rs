@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers that lie in memory which somebody else may write: only copies are handed out.
+//! Numbers in memory that another process may write: only copies are returned.
 //!
-//! Apart from the mapping itself, and without anything of the system, so that Miri can run it.
+//! Separate from the mapping itself and without system calls, so that Miri can run it.
 
 #![expect(unsafe_code, reason = "memory of another process has no safe form")]
 
