@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak fuzz sim mutate verify proto requirements doc deny setup clean help
+.PHONY: build static dist images wheel test compile suites test-cluster lint unit page python docs try-install reference fresh bench soak fuzz sim mutate verify proto requirements doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -61,11 +61,15 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 test: ## Everything that needs no cluster; lists what was skipped, and how long each part took
 	@bash tests/parts.sh setup suites try-install
 
-# Everything is built first. Together these tests keep all cores busy, which none of them does alone.
-suites: setup build fresh ## The tests of unit, page, python and docs, side by side
-	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
+# Together these tests keep all cores busy, which none of them does alone.
+suites: setup compile fresh ## The tests of unit, page, python and docs, side by side
 	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_all.py \
 		$(TARGET)/release/elasticdl $(FRESH)/bin/python $(TEST_PAGES)
+
+# The command with all tests, so that all cores are busy. Maturin builds the Python extension.
+compile: ## Build the command and everything that tests run
+	$(CARGO) test $(PROFILE) --locked --workspace --exclude=edl-python --lib --bins --tests --no-run
+	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
 	@bash tests/setup.sh
