@@ -39,7 +39,7 @@ dist: static wheel ## Make a release: archive of the command, wheel, checksums (
 	strip --strip-all -o $(TARGET)/dist/$(RELEASE)/elasticdl $(TARGET)/static/elasticdl
 	cp -r README.md CHANGELOG.md LICENSE docs manifests examples model_zoo $(TARGET)/dist/$(RELEASE)
 	find $(TARGET)/dist -name __pycache__ -prune -exec rm -rf {} +
-	tar --create --file=$(TARGET)/dist/$(RELEASE).tar.gz --use-compress-program="gzip --no-name --best" --directory=$(TARGET)/dist \
+	tar --create --file=$(TARGET)/dist/$(RELEASE).tar.gz --use-compress-program="gzip --no-name" --directory=$(TARGET)/dist \
 		--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX $(RELEASE)
 	rm -rf $(TARGET)/dist/$(RELEASE)
 	cp $(WHEELS)/*.whl $(TARGET)/dist
@@ -61,15 +61,15 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 test: ## Everything that needs no cluster; lists what was skipped, and how long each part took
 	@bash tests/parts.sh setup suites try-install
 
-# Together these tests keep all cores busy, which none of them does alone.
-suites: setup compile fresh ## The tests of unit, page, python and docs, side by side
-	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_all.py \
-		$(TARGET)/release/elasticdl $(FRESH)/bin/python $(TEST_PAGES)
-
 # The command with all tests, so that all cores are busy. Maturin builds the Python extension.
 compile: ## Build the command and everything that tests run
 	$(CARGO) test $(PROFILE) --locked --workspace --exclude=edl-python --lib --bins --tests --no-run
 	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
+
+# Together these tests keep all cores busy, which none of them does alone.
+suites: setup compile fresh ## The tests of unit, page, python and docs, side by side
+	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_all.py \
+		$(TARGET)/release/elasticdl $(FRESH)/bin/python $(TEST_PAGES)
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
 	@bash tests/setup.sh
