@@ -14,9 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
-# Built by `cargo test --workspace`; the others must be subsets of it.
 WHOLE = ["--workspace", "--edges=normal,build,dev"]
+# What is built; each must be a subset of the whole.
 PARTS = {
+    "tests": [*WHOLE, "--exclude=edl-python"],
     "binary": ["--package=elasticdl", "--edges=normal,build"],
     "extension": ["--package=edl-python", "--edges=normal,build"],
 }

@@ -87,6 +87,8 @@ class Part:
     title: str
     units: list[Unit]
     judge: Callable[[Unit, Counts], bool]
+    # Whether these are all units, not only those that a filter selects.
+    is_complete: bool = True
     counts: Counts = field(default_factory=Counts)
     failures: list[str] = field(default_factory=list)
 
@@ -101,8 +103,12 @@ class Part:
     def remember(self) -> None:
         """Saves the durations for the order of the next run."""
         passed = {unit.name: round(unit.seconds, 2) for unit in self.units if unit.code == 0}
+        known = self._known | passed
+        if self.is_complete:
+            # Units that no longer exist are forgotten.
+            known = {unit.name: known[unit.name] for unit in self.units if unit.name in known}
         self._durations.parent.mkdir(parents=True, exist_ok=True)
-        self._durations.write_text(json.dumps(self._known | passed, indent=0, sort_keys=True))
+        self._durations.write_text(json.dumps(known, indent=0, sort_keys=True))
 
     def finish(self, unit: Unit) -> None:
         """Adds the results of a unit that has exited; if it failed, prints its output."""

@@ -149,6 +149,20 @@ def test_a_filter_that_matches_nothing_is_an_error(fake: Fake) -> None:
     assert fake.run("two")[0] == 0
 
 
+def test_durations_of_removed_tests_are_forgotten_and_others_are_kept(fake: Fake) -> None:
+    known = fake.folder / "cache" / "durations-rust.json"
+    known.parent.mkdir()
+    known.write_text('{"a/a": 1.0, "b/b": 2.0, "gone/gone": 3.0}')
+    fake.binary("a/a", OK)
+    fake.binary("b/b", "exit 1", "three")
+    fake.run("two")
+    assert "gone/gone" in json.loads(known.read_text()), "a filter removes no test"
+    fake.run()
+    durations = json.loads(known.read_text())
+    assert sorted(durations) == ["a/a", "b/b", "doc"]
+    assert durations["a/a"] < 1.0 and durations["b/b"] == 2.0, "of the last run that passed"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_kills_all_started_processes(fake: Fake, number: signal.Signals) -> None:
     # One child in the process group of the test, and one outside of it.

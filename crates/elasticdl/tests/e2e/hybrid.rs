@@ -54,7 +54,7 @@ fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -
         "--distribution_strategy=HybridStrategy",
         "--model_def=deepfm",
         // Wide enough for a step to take milliseconds: the job must run until a fault is injected.
-        "--model_params=hidden=1024",
+        "--model_params=hidden=768",
         "--lanes=4",
         "--minibatch_size=12",
         "--num_epochs=2",
