@@ -51,8 +51,8 @@ fn main() -> anyhow::Result<()> {
         }
         Err(error) => println!("torchrun is left out: {error:#}"),
     }
-    runtime.block_on(spares(n_kills, n_rounds))?;
-    runtime.block_on(joining())
+    runtime.block_on(joining(0))?;
+    runtime.block_on(spares(n_kills, n_rounds))
 }
 
 fn number(name: &str, default: usize) -> usize {
@@ -206,12 +206,12 @@ async fn spares(n_kills: usize, n_rounds: usize) -> anyhow::Result<()> {
         }
     }
     println!("(targets: >= 90 % every 10 s with a spare, >= 95 % every 30 s)");
-    Ok(())
+    joining(1).await
 }
 
 /// Kills one of two workers; the seconds until a step is committed by two workers again.
 async fn kill_to_full_world(job: &mut Job) -> anyhow::Result<f64> {
-    let before = job.wait_for_all().await?;
+    let before = job.wait_for_all(2).await?;
     let victim = working(&before)[0].pid;
     let start = Instant::now();
     kill(victim)?;
@@ -257,19 +257,20 @@ impl Job {
         Ok(job)
     }
 
-    /// Waits for two workers and all spares.
-    async fn wait_for_all(&mut self) -> anyhow::Result<JobStatus> {
+    /// Waits for so many workers that train, and for all spares.
+    async fn wait_for_all(&mut self, n_workers: usize) -> anyhow::Result<JobStatus> {
         let n_spares = self.n_spares;
         let is_spare = |i: &&Instance| i.state() == InstanceState::Spare;
         let has_spares =
             move |s: &JobStatus| s.instances.iter().filter(is_spare).count() == n_spares;
-        let is_whole = move |s: &JobStatus| working(s).len() == 2 && s.step > 20 && has_spares(s);
-        self.wait("two workers and all spares", is_whole).await
+        let is_whole =
+            move |s: &JobStatus| working(s).len() == n_workers && s.step > 20 && has_spares(s);
+        self.wait("all workers and spares", is_whole).await
     }
 
     /// Trains for some time, with a kill at its beginning or none.
     async fn window(&mut self, secs: u64, has_kill: bool) -> anyhow::Result<Window> {
-        let first = self.wait_for_all().await?;
+        let first = self.wait_for_all(2).await?;
         let (start, before) = (Instant::now(), processor_secs(self.child.id())?);
         if has_kill && let Some(victim) = working(&first).first() {
             kill(victim.pid)?;
@@ -305,11 +306,14 @@ fn ticks(pid: u32, fields: std::ops::Range<usize>) -> anyhow::Result<u64> {
 }
 
 /// A second worker joins: how long training stands still for it, by the size of the state.
-async fn joining() -> anyhow::Result<()> {
+async fn joining(n_spares: usize) -> anyhow::Result<()> {
     for hidden in [128, 1024, 8192] {
         let params = format!("--model_params=hidden={hidden}");
-        let mut job = Job::start(&["--model_def=mnist_mlp", "--num_workers=1", &params]).await?;
-        job.wait("a worker", |s| working(s).len() == 1 && s.step > 20).await?;
+        let spares = format!("--spares={n_spares}");
+        let args = ["--model_def=mnist_mlp", "--num_workers=1", &params, &spares];
+        let mut job = Job::start(&args).await?;
+        job.n_spares = n_spares;
+        job.wait_for_all(1).await?;
         let start = Instant::now();
         job.master.scale(edl_net::proto::ScaleRequest { workers: 2 }).await?;
         let status = job.wait("the joiner", |s| working(s).len() == 2).await?;
@@ -317,7 +321,10 @@ async fn joining() -> anyhow::Result<()> {
         let total = start.elapsed().as_secs_f64();
         let mut worlds = joined.events.iter().filter(|event| event.kind() == EventKind::World);
         let text = worlds.next_back().map(|event| event.text.clone()).unwrap_or_default();
-        println!("a joiner's first committed step came {total:.2} s after `scale`: {text}");
+        println!(
+            "--spares={n_spares}: a joiner's first committed step came {total:.2} s after \
+             `scale`: {text}"
+        );
     }
     Ok(())
 }
