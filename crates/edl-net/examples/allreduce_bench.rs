@@ -254,6 +254,7 @@ fn member(
         address: address.into(),
         unix_path: format!("{folder}/mesh-{member}.sock"),
         span,
+        is_busy: false,
     });
     mesh.enter(WorldId(1), me, peers.collect()).unwrap();
     println!("ready");

@@ -122,6 +122,8 @@ pub struct Peer {
     pub unix_path: String,
     /// The lanes that it runs.
     pub span: Span,
+    /// It trains the steps before this world first: until it enters, its silence means nothing.
+    pub is_busy: bool,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -93,6 +93,7 @@ fn members_lose_each_other() {
         address: mesh.address().into(),
         unix_path: mesh.unix_path().to_str().unwrap().into(),
         span: worker..worker + 1,
+        is_busy: false,
     };
     let peers: Vec<Peer> = (0..).zip(&meshes).map(peer).collect();
     let mut exchange = |world: u64| -> Vec<Result<Vec<Vec<u8>>, MeshError>> {

@@ -132,10 +132,10 @@ impl Judge {
     }
 
     /// If no world follows, the members of the last one count until they have left it in order.
-    pub(crate) fn heard(&self, job: &Job, replaced: Option<&WorldId>, report: &Report) {
+    pub(crate) fn heard(&self, job: &Job, replaced: Option<WorldId>, report: &Report) {
         let Report::Member(MemberReport::Stepped { world, step, .. }) = report else { return };
         let Some(worlds) = job.worlds().filter(|worlds| worlds.current().is_none()) else { return };
-        let is_member = replaced.is_some_and(|replaced| world >= replaced);
+        let is_member = replaced.is_some_and(|replaced| *world >= replaced);
         assert!(!is_member || worlds.is_heard(*world), "step {step} of {world:?} is ignored");
     }
 

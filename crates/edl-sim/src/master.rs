@@ -8,6 +8,7 @@ use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId, 
 use edl_core::job::{CheckpointFile, Command, Config, Effect, End, Event, Fact, Job, Note};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
+use edl_core::world::Worlds;
 use edl_net::convert::master as convert;
 use edl_net::convert::worlds::SentWorlds;
 use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
@@ -33,6 +34,8 @@ pub(crate) struct Master {
     workers: BTreeMap<WorkerId, ConnId>,
     /// The last world that each worker was to enter at once, in it or not.
     replaced: BTreeMap<WorkerId, WorldId>,
+    /// The last world whose members were all together: members of worlds before it have left.
+    settled: WorldId,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
     sent: SentWorlds,
@@ -82,6 +85,7 @@ impl Master {
             sessions,
             workers,
             replaced,
+            settled: WorldId(0),
             servers,
             ended,
             sent,
@@ -143,7 +147,8 @@ impl Master {
         let is_fact = matches!(report, Report::BatchDone { .. });
         if is_fact || self.workers.get(&worker) == Some(&conn) {
             context.judge.received(context.model, &self.job, worker, &report);
-            context.judge.heard(&self.job, self.replaced.get(&worker), &report);
+            let replaced = self.replaced.get(&worker).map(|world| *world.max(&self.settled));
+            context.judge.heard(&self.job, replaced, &report);
             self.handle(context, Event::FromWorker { worker, incarnation, report });
         }
     }
@@ -239,6 +244,10 @@ impl Master {
         let effects = self.job.handle(event, now);
         self.job.check_invariants();
         context.judge.advanced(&self.job, before);
+        let settled = self.job.worlds().filter(|worlds| worlds.is_settled());
+        if let Some(world) = settled.and_then(Worlds::current) {
+            self.settled = world.id;
+        }
         let n_effects = effects.len();
         let survives = match death {
             Some(death) => death.n_effects,

@@ -136,6 +136,15 @@ impl Mesh {
         first.map(|(worker, pid)| (*worker, self.lost.contains(pid)))
     }
 
+    /// Whether members train the steps before this world, and none of them has finished these.
+    pub(crate) fn is_early(&self, me: Pid) -> bool {
+        let planned = self.world.iter().filter(|world| world.after.is_some());
+        let mut busy = planned.flat_map(|world| &world.members).filter(|member| member.has_state);
+        let has_entered = |pid| self.received(pid).is_some_and(|received| received.has_entered);
+        let is_here = |pid: Pid| pid == me || has_entered(pid);
+        busy.clone().next().is_some() && !busy.any(|member| is_here(pid_of(member.incarnation)))
+    }
+
     pub(crate) fn received(&self, pid: Pid) -> Option<&Received> {
         self.received.get(&pid)
     }

@@ -111,7 +111,8 @@ impl Scenario {
     }
 
     /// A member that owes something and sends nothing for this long is lost. Where nothing else goes
-    /// wrong, this is the limit of production, which no step reaches.
+    /// wrong, no step reaches this limit; that of production is as many times longer as there are
+    /// lanes.
     pub(crate) fn silence_ms(&self) -> u64 {
         match self.is_undisturbed {
             true => 1000 * u64::from(self.spec.task_timeout_secs),

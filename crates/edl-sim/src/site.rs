@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use edl_core::exit::Exit;
 use edl_core::job::{End, Event};
 use edl_core::platform::{self, Ended, InstanceId, Order, Report, Role};
 use edl_core::supervisor::{Next, Relaunch};
@@ -336,6 +337,9 @@ impl Site {
         self.judge.reading.remove(&pid);
         self.kernel.hang_up_all(pid);
         self.disk.crash(pid, &mut self.kernel);
+        if how == Exit::Panicked.into() {
+            self.calm_at = self.calm_at.max(self.kernel.now);
+        }
         if self.master != Some(pid) {
             self.forget(pid, how, 1000);
             return;

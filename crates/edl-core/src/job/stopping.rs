@@ -109,7 +109,7 @@ impl Job {
         }
         let Some(step) = steps.paused_at() else { return };
         steps.end_at(step);
-        if self.durable.exact_checkpoint(step).is_some() {
+        if step == 0 || self.durable.exact_checkpoint(step).is_some() {
             return self.end_stop(None);
         }
         self.send_go(step);

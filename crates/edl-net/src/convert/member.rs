@@ -33,6 +33,7 @@ pub fn peers(world: &proto::World) -> Vec<Peer> {
         address: member.address.clone(),
         unix_path: member.unix_path.clone(),
         span: member.first_lane..member.end_lane,
+        is_busy: world.after.is_some() && member.has_state,
     };
     world.members.iter().map(peer).collect()
 }

@@ -17,6 +17,8 @@ use crate::wire::{Error, Stream};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between calls: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// A host that cannot be reached for so long is given up.
+const LOST_FOR: Duration = Duration::from_secs(30);
 /// A member listens from its start to its end, so a host that refuses for so long has lost it.
 const REFUSED_FOR: Duration = Duration::from_millis(250);
 
@@ -67,8 +69,9 @@ fn call_until(
     ticket: u64,
 ) -> Result<Option<Link>, String> {
     let is_caller = connector.me.0 < peer.worker;
-    let (start, mut pause) = (Instant::now(), PAUSES.0);
-    let mut refused_since: Option<Instant> = None;
+    let limit = LOST_FOR.min(connector.silence);
+    let mut pause = PAUSES.0;
+    let (mut failed_since, mut refused_since): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         let mut pending = connector.pending();
         if pending.dialing.get(&id) != Some(&ticket) {
@@ -87,11 +90,14 @@ fn call_until(
             Err(error) => Some(error),
         };
         let is_refusal = error.as_ref().is_some_and(is_refusal);
+        failed_since = error.is_some().then(|| failed_since.unwrap_or_else(Instant::now));
         refused_since = is_refusal.then(|| refused_since.unwrap_or_else(Instant::now));
         if let Some(error) = error {
-            let is_gone = refused_since.is_some_and(|since| since.elapsed() > REFUSED_FOR);
+            let is_over =
+                |since: Option<Instant>, limit| since.is_some_and(|s| s.elapsed() > limit);
+            let is_gone = is_over(refused_since, REFUSED_FOR) || is_over(failed_since, limit);
             let is_final = matches!(error, Error::Refused(_) | Error::Version { .. });
-            if is_final || is_gone || start.elapsed() > connector.silence {
+            if is_final || is_gone {
                 return Err(chain(&error));
             }
         }

@@ -56,6 +56,11 @@ pub(super) trait Op {
 
     /// Whether nothing is left to be taken, posted or done.
     fn is_done(&self) -> bool;
+
+    /// Whether peers still have other work to finish first. The master knows whether they do it.
+    fn is_early(&self) -> bool {
+        false
+    }
 }
 
 /// A genuine frame of this world.
@@ -98,11 +103,9 @@ impl Members<'_> {
     }
 
     fn run(&mut self, op: &mut dyn Op) -> Result<(), Error> {
-        let start = Instant::now();
-        for link in self.links.iter_mut().flatten() {
-            (link.heard, link.taken) = (start, start);
-        }
-        let mut watch = Watch { progress: start, reported: start };
+        let now = Instant::now();
+        let mut watch = Watch { progress: now, reported: now };
+        self.begin_watch(&mut watch);
         let n_members = self.links.len();
         // Each member begins with the one after it, so not all send to the first one first.
         let me = self.links.iter().position(Option::is_none).unwrap_or(0);
@@ -202,6 +205,14 @@ impl Members<'_> {
         Ok(has_taken)
     }
 
+    /// The silence of peers counts from now on.
+    fn begin_watch(&mut self, watch: &mut Watch) {
+        watch.progress = Instant::now();
+        for link in self.links.iter_mut().flatten() {
+            (link.heard, link.taken) = (watch.progress, watch.progress);
+        }
+    }
+
     fn tick(&self) -> Duration {
         TICK.min(self.silence / 4)
     }
@@ -209,6 +220,9 @@ impl Members<'_> {
     /// After a tick without progress: publishes that it is blocked, shows peers that
     /// this one is alive, and gives up a peer that was silent for too long.
     fn check_silence(&mut self, op: &dyn Op, watch: &mut Watch) -> Result<(), Error> {
+        if op.is_early() {
+            self.begin_watch(watch);
+        }
         let owing: Vec<(Instant, WorkerId)> = (self.links.iter().enumerate())
             .filter_map(|(peer, link)| Some((peer, link.as_ref()?)))
             .filter_map(|(peer, link)| {

@@ -9,16 +9,13 @@ use edl_core::id::WorkerId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::connector::{Connector, MemberId};
-use super::drive::Members;
+use super::drive::{Members, Op as _};
 use super::exchange::Enter;
 use super::link::Link;
 use super::{Error, Peer, dial};
 
 /// How often a blocked entry looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
-/// How long a link may take to be made. A member looks for links between two steps, so this is
-/// longer than a step; one that is still missing then is given up, and the others go on.
-const LINK_LIMIT: Duration = Duration::from_secs(30);
 /// How long a member may take to come back whose link broke at the entry, and how often it may.
 const GRACE: Duration = Duration::from_secs(1);
 const MAX_BREAKS: u32 = 4;
@@ -66,6 +63,8 @@ pub(super) struct Entry<'a> {
     connector: &'a Arc<Connector>,
     me: usize,
     peers: &'a [Peer],
+    entered: Instant,
+    /// Since when the members that are waited for could be there.
     start: Instant,
     /// When a member's link last broke on the way, and how often.
     breaks: Vec<Option<(Instant, u32)>>,
@@ -73,7 +72,8 @@ pub(super) struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     pub(super) fn new(connector: &'a Arc<Connector>, me: usize, peers: &'a [Peer]) -> Self {
-        Self { connector, me, peers, start: Instant::now(), breaks: vec![None; peers.len()] }
+        let now = Instant::now();
+        Self { connector, me, peers, entered: now, start: now, breaks: vec![None; peers.len()] }
     }
 
     /// Makes the links that are missing and passes the entry with all members.
@@ -87,8 +87,12 @@ impl<'a> Entry<'a> {
     fn try_pass(&mut self, members: &mut Members<'_>) -> Result<(), Error> {
         loop {
             self.gather(members)?;
-            let mut entry = Enter::new(members.world, members.links);
-            match members.drive(&mut entry) {
+            let mut entry = self.of(members);
+            let driven = members.drive(&mut entry);
+            if entry.is_early() {
+                self.start = Instant::now();
+            }
+            match driven {
                 // It may have closed a link that it took for dead, and come back over another.
                 Err(Error::Lost { peer, error }) if self.may_come_back(peer) => {
                     tracing::debug!(%peer, error, "a link broke while entering a world");
@@ -98,6 +102,10 @@ impl<'a> Entry<'a> {
         }
     }
 
+    fn of(&self, members: &Members<'_>) -> Enter {
+        Enter::new(members.world, self.me, self.peers, members.links)
+    }
+
     /// A link broke: counts that; whether its member has a chance to make another.
     fn may_come_back(&mut self, peer: WorkerId) -> bool {
         let Some(place) = self.peers.iter().position(|known| known.worker == peer) else {
@@ -105,16 +113,19 @@ impl<'a> Entry<'a> {
         };
         let n_breaks = self.breaks[place].map_or(0, |(_, n_breaks)| n_breaks) + 1;
         self.breaks[place] = Some((Instant::now(), n_breaks));
-        n_breaks <= MAX_BREAKS && self.start.elapsed() < self.limit()
+        n_breaks <= MAX_BREAKS && self.start.elapsed() < self.connector.silence
     }
 
     /// Waits until there is a link to every member.
-    fn gather(&self, members: &mut Members<'_>) -> Result<(), Error> {
+    fn gather(&mut self, members: &mut Members<'_>) -> Result<(), Error> {
         loop {
             if members.abort.is_over(members.world) {
                 return Err(Error::Aborted);
             }
             self.fetch(members.links);
+            if self.of(members).is_early() {
+                self.start = Instant::now();
+            }
             let missing: Vec<usize> = (0..self.peers.len())
                 .filter(|place| *place != self.me && members.links[*place].is_none())
                 .collect();
@@ -170,20 +181,16 @@ impl<'a> Entry<'a> {
         let is_broken = self.breaks[place].is_some();
         let (since, patience) = match self.breaks[place] {
             Some((broken, _)) => (broken, GRACE.min(self.connector.silence)),
-            None => (self.start, self.limit()),
+            None => (self.start, self.connector.silence),
         };
         if since.elapsed() > patience {
             return lost(format!("did not connect within {patience:?}"));
         }
         let is_caller = self.connector.me.0 < peer.worker;
-        if is_caller || is_broken || since.elapsed() > PROBE_AFTER {
+        if is_caller || is_broken || self.entered.elapsed() > PROBE_AFTER {
             dial::start(self.connector, peer);
         }
         Ok(())
-    }
-
-    fn limit(&self) -> Duration {
-        LINK_LIMIT.min(self.connector.silence)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use edl_core::id::WorldId;
 
+use super::Peer;
 use super::drive::{Frame, Op, unexpected};
 use super::link::{Link, number};
 use crate::frame::Kind;
@@ -13,16 +14,20 @@ pub(super) struct Enter {
     world: WorldId,
     has_sent: Vec<bool>,
     has_come: Vec<bool>,
+    is_busy: Vec<bool>,
 }
 
 impl Enter {
     /// What was sent over links that are kept is not sent again.
-    pub(super) fn new(world: WorldId, links: &[Option<Link>]) -> Self {
+    pub(super) fn new(world: WorldId, me: usize, peers: &[Peer], links: &[Option<Link>]) -> Self {
         let is_past = |said: Option<WorldId>| said >= Some(world);
         let of = |said: &dyn Fn(&Link) -> Option<WorldId>| {
-            links.iter().map(|link| link.as_ref().is_none_or(|link| is_past(said(link)))).collect()
+            let is = |link: &Option<Link>| link.as_ref().is_some_and(|link| is_past(said(link)));
+            links.iter().enumerate().map(|(peer, link)| peer == me || is(link)).collect()
         };
-        Self { world, has_sent: of(&|link| link.enter_sent), has_come: of(&|link| link.entered) }
+        let is_busy = peers.iter().map(|peer| peer.is_busy).collect();
+        let (has_sent, has_come) = (of(&|link| link.enter_sent), of(&|link| link.entered));
+        Self { world, has_sent, has_come, is_busy }
     }
 }
 
@@ -51,6 +56,12 @@ impl Op for Enter {
 
     fn is_done(&self) -> bool {
         self.has_sent.iter().chain(&self.has_come).all(|is| *is)
+    }
+
+    /// Members train the last steps before a world together: none of them has finished these.
+    fn is_early(&self) -> bool {
+        let mut busy = self.is_busy.iter().zip(&self.has_come).filter(|(is_busy, _)| **is_busy);
+        busy.clone().next().is_some() && !busy.any(|(_, has_come)| *has_come)
     }
 }
 

@@ -46,6 +46,7 @@ pub(crate) fn peer(mesh: &Mesh, worker: u32, span: Span) -> Peer {
         address: mesh.address().into(),
         unix_path: mesh.unix_path().to_str().unwrap().into(),
         span,
+        is_busy: false,
     }
 }
 

@@ -9,5 +9,6 @@ mod failures;
 mod harness;
 mod intruders;
 mod messages;
+mod planned;
 mod processes;
 mod sums;

@@ -28,7 +28,7 @@ impl Drop for Member {
 }
 
 fn write_peer(peer: &Peer) -> String {
-    let Peer { worker, incarnation, address, unix_path, span } = peer;
+    let Peer { worker, incarnation, address, unix_path, span, is_busy: _ } = peer;
     format!("{worker} {incarnation} {address} {unix_path} {} {}", span.start, span.end)
 }
 
@@ -40,6 +40,7 @@ fn read_peer(line: &str) -> Peer {
         address: words[2].into(),
         unix_path: words[3].into(),
         span: words[4].parse().unwrap()..words[5].parse().unwrap(),
+        is_busy: false,
     }
 }
 

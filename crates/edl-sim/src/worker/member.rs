@@ -52,6 +52,8 @@ pub(crate) struct Member {
     current: Option<Activity>,
     /// All sums of a step are there, and it reads them from the memory of the other members.
     is_reading: bool,
+    /// The activity under way ends if members that owe something are silent for too long.
+    is_watching: bool,
     /// Counts activities, so late timers are recognized.
     act: u64,
     /// It leaves its world without waiting for all members: the next one is due at once, or a
@@ -100,6 +102,7 @@ impl Member {
             shards: BTreeMap::new(),
             current: None,
             is_reading: false,
+            is_watching: false,
             act: 0,
             is_forced: false,
             forced: WorldId(0),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers that leave and join under AllReduce, and the checkpoints that this calls for.
 
+use std::time::Duration;
+
 use edl_core::job::{Event, STOP_TIMEOUT};
 use edl_core::platform::InstanceId;
 use edl_core::spec::JobSpec;
@@ -106,14 +108,24 @@ fn checkpoint_orders(run: &Script) -> Vec<(InstanceId, u64)> {
 }
 
 #[test]
+fn a_worker_that_joins_waits_for_all_steps_that_were_granted_before() {
+    for mut run in started(JobSpec { lanes: Some(16), ..alone() }, 0) {
+        let ready = second_worker(&mut run);
+        run.release(ready);
+        let (after, planned) = (run.world().unwrap().after.unwrap(), run.now());
+        assert_eq!(run.members(), [0, 1]);
+        run.until("both train", is_settled);
+        assert!(run.n_done() >= after);
+        let silence = Duration::from_millis(1200);
+        assert!(run.now().since(planned) > silence, "the first one was silent for long");
+        assert_eq!(run.count("peer_lost"), 0);
+        run.finish();
+    }
+}
+
+#[test]
 fn a_checkpoint_that_is_due_while_a_join_is_planned_waits_for_the_new_world() {
-    let spec = JobSpec {
-        checkpoint_steps: 150,
-        heartbeat_timeout_secs: 60.0,
-        // Short steps: the second worker does not wait too long for the first.
-        lanes: Some(2),
-        ..alone()
-    };
+    let spec = JobSpec { checkpoint_steps: 150, heartbeat_timeout_secs: 60.0, ..alone() };
     for mut run in started(spec, 0) {
         let ready = second_worker(&mut run);
         run.until("a checkpoint is soon due", |run| {

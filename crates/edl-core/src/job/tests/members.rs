@@ -302,6 +302,41 @@ fn a_stop_saves_the_last_step_that_a_member_has_begun() {
 }
 
 #[test]
+fn a_stop_saves_steps_of_a_world_that_has_formed_but_not_reported_it_yet() {
+    for (begun, is_saved) in [(0, false), (1, true)] {
+        let mut members = Members::starting(spec(), 2);
+        [0, 1].into_iter().for_each(|id| members.join(id, 7));
+        let world = members.world();
+        let within = Duration::from_secs(5);
+        members.handle(Event::Stop { reason: "enough".into(), within });
+        assert_eq!(members.end(), None, "the members may train");
+        members.form();
+        assert!(members.effects.iter().any(|effect| {
+            matches!(effect, Effect::ToWorker(WorkerId(1), Command::Drain { .. }))
+        }));
+        members.report(0, MemberReport::Paused { world, step: 0 });
+        members.report(1, MemberReport::Paused { world, step: begun });
+        let is_order =
+            |effect: &Effect| matches!(effect, Effect::ToWorker(_, Command::Checkpoint(_)));
+        assert_eq!(members.effects.iter().any(is_order), is_saved);
+        assert_eq!(members.end().is_some(), !is_saved, "there is nothing to save at step 0");
+    }
+}
+
+#[test]
+fn a_stop_does_not_wait_for_members_of_a_first_world_that_fail() {
+    let mut members = Members::starting(JobSpec { num_workers: 1, ..spec() }, 1);
+    members.join(0, 7);
+    members.handle(Event::Stop { reason: "enough".into(), within: Duration::from_secs(5) });
+    assert_eq!(members.end(), None);
+    let (worker, incarnation) = (WorkerId(0), Incarnation(0));
+    members.handle(Event::WorkerGone { worker, incarnation });
+    let (instance, pid, how) = (super::bench::worker(0), 0, Ended::Signal(9));
+    members.handle(Event::Platform(Report::Ended { instance, pid, how }));
+    assert!(matches!(members.end(), Some(End::Stopped(_))), "{:?}", members.end());
+}
+
+#[test]
 fn two_results_of_one_step_fail_a_job_that_promised_equal_bits() {
     let mut members = Members::new(spec());
     let world = members.world();

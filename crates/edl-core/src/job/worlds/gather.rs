@@ -70,7 +70,8 @@ impl Job {
             || !self.stages.has_started() && self.steps().survivors().iter().any(is_awaited)
     }
 
-    /// Whether workers that hold the state are about to form a world.
+    /// Whether workers are about to form a world, or may have formed one that the master has not
+    /// heard of: what they train must be saved.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
         let Some(worlds) = self.strategy.worlds() else { return false };
         let is_holder = |id: WorkerId| {
@@ -78,7 +79,8 @@ impl Job {
         };
         let has_state =
             |id: WorkerId| self.roster.is_connected(id) && self.roster.step(id).is_some();
-        self.roster.worker_ids().any(|id| has_state(id) && is_holder(id))
+        worlds.current().is_some()
+            || self.roster.worker_ids().any(|id| has_state(id) && is_holder(id))
     }
 
     /// If the last workers that hold the state leave, they write a checkpoint first. True while

@@ -33,7 +33,7 @@ impl Member {
     ) {
         assert!(self.current.is_none(), "one activity at a time");
         self.act += 1;
-        self.is_reading = false;
+        (self.is_reading, self.is_watching) = (false, false);
         let act = self.act;
         let step_ms = context.scenario.step_ms;
         match &activity {
@@ -86,11 +86,16 @@ impl Member {
             },
         }
         self.current = Some(activity);
-        if self.owing().is_some() {
-            let silence_ms = context.scenario.silence_ms();
-            later(context, silence_ms, silence_ms, Done::Silent { act });
-        }
         self.advance(control, context);
+    }
+
+    /// The silence of members that owe something counts from now on.
+    fn watch(&mut self, context: &mut Context<'_>) {
+        if !self.is_watching && !self.mesh.is_early(context.pid) {
+            self.is_watching = true;
+            let silence_ms = context.scenario.silence_ms();
+            later(context, silence_ms, silence_ms, Done::Silent { act: self.act });
+        }
     }
 
     /// Begins to overwrite the memory that other members of the world read.
@@ -175,9 +180,9 @@ impl Member {
         if let Some((peer, is_lost)) = self.owing() {
             if is_lost {
                 let error = "its link broke".into();
-                self.end(control, context, Err(Failure::Lost { peer, error }));
+                return self.end(control, context, Err(Failure::Lost { peer, error }));
             }
-            return;
+            return self.watch(context);
         }
         let Some(current) = &self.current else { return };
         let outcome = match current {
