@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl import _elasticdl, _reader, _stacks, _zoo
+from elasticdl import _elasticdl, _output, _reader, _stacks, _zoo
 from elasticdl._reader import Reader
 from elasticdl._zoo import Zoo, ZooError
 
@@ -104,6 +104,7 @@ class Hosted:
 def open_model(job_json: str) -> Hosted:
     """Opens the model that the job description (JSON) names."""
     _stacks.log_when_asked()
+    _output.survive_a_full_disk()
     job = json.loads(job_json)
     zoo = _load(job)
     schema = _schema(zoo, job, job_json)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from elasticdl import _records, _stacks
+from elasticdl import _output, _records, _stacks
 from elasticdl._zoo import ZooError
 
 # Set if the script only has to describe its model and data: the folder for the description.
@@ -75,6 +75,7 @@ def init(
         sys.excepthook = _show_shortly
     elif os.environ.get(_MASTER_ADDR):
         _stacks.log_when_asked()
+        _output.survive_a_full_disk()
         job = Job(_open_loop)
         job._watch()
     else:

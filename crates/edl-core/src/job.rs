@@ -303,6 +303,9 @@ impl Job {
             Report::NonFinite { lease, index, error } => {
                 self.batch_nonfinite(worker, lease, index, &error, now);
             }
+            Report::DiskFull { lease, index, error } => {
+                self.output_not_written(worker, lease, index, &error, now);
+            }
             Report::CheckpointDone { checkpoint, generation, files } => {
                 let writer = CheckpointWriter::Worker(worker);
                 self.checkpoint_done(writer, checkpoint, generation, files, now);

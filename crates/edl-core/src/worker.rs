@@ -158,7 +158,7 @@ impl Machine for Worker {
                 }
             }
             Event::Computed { item, result } => self.computed(item, result),
-            Event::NotBegun { lease, error } => self.fail_shard(lease, error),
+            Event::NotBegun { lease, fault } => self.fail_shard(lease, fault),
             Event::Finished { lease, result } => self.finished(lease, result),
             Event::Leave => self.leave(now),
         }
@@ -350,10 +350,10 @@ impl Worker {
         self.effects.push(Effect::Report(done));
     }
 
-    fn finished(&mut self, lease: LeaseId, result: Result<Finished, String>) {
+    fn finished(&mut self, lease: LeaseId, result: Result<Finished, Fault>) {
         let finished = match result {
             Ok(finished) => finished,
-            Err(error) => return self.fail_shard(lease, error),
+            Err(fault) => return self.fail_shard(lease, fault),
         };
         let Some(Shard { number, pass, .. }) = self.work.release(lease) else { return };
         let report = match (finished, pass) {
@@ -369,31 +369,22 @@ impl Worker {
         self.effects.push(Effect::Report(report));
     }
 
-    fn fail_shard(&mut self, lease: LeaseId, error: String) {
+    fn fail_shard(&mut self, lease: LeaseId, fault: Fault) {
         let Some(index) = self.work.shard(lease).map(|shard| shard.number) else { return };
         self.release(lease);
-        self.effects.push(Effect::Report(Report::Failed { lease, index, error }));
+        self.effects.push(Effect::Report(fault.report(lease, index)));
     }
 
     /// Returns the lease of `item` with a reason; the worker continues with others.
-    fn fail(&mut self, item: Item, error: String) {
+    fn fail(&mut self, item: Item, fault: Fault) {
         let Some(lease) = self.work.lease_of(item) else { return };
         match item {
             Item::Batch(batch) => {
                 self.release(lease);
-                let failed = Report::Failed { lease, index: batch.index, error };
-                self.effects.push(Effect::Report(failed));
+                self.effects.push(Effect::Report(fault.report(lease, batch.index)));
             }
-            Item::Piece { .. } => self.fail_shard(lease, error),
+            Item::Piece { .. } => self.fail_shard(lease, fault),
         }
-    }
-
-    /// Returns the lease of a batch that the master may decide to skip.
-    fn nonfinite(&mut self, item: Item, error: String) {
-        let (Item::Batch(batch), Some(lease)) = (item, self.work.lease_of(item)) else { return };
-        self.release(lease);
-        let report = Report::NonFinite { lease, index: batch.index, error };
-        self.effects.push(Effect::Report(report));
     }
 
     /// Forgets a lease and what was prepared for it.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender};
 
+use edl_core::error::is_disk_full;
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::Metric;
 use edl_core::worker::{Computed, Event, Fault, Finished, Item, Pass, Shard, Wants};
@@ -181,7 +182,7 @@ impl Compute {
         };
         let result = added
             .map(|()| Computed::Piece)
-            .map_err(|error| Fault::Failed(describe(&error, item, decoded)));
+            .map_err(|error| fault(&error, describe(&error, item, decoded)));
         self.driver.handle(Event::Computed { item, result });
     }
 
@@ -192,8 +193,8 @@ impl Compute {
                 match Prediction::new(shard.number, &self.job_dir.join(folder), lease) {
                     Ok(prediction) => Sums::Prediction(prediction),
                     Err(error) => {
-                        let error = error.to_string();
-                        return self.driver.handle(Event::NotBegun { lease, error });
+                        let fault = fault(&error, error.to_string());
+                        return self.driver.handle(Event::NotBegun { lease, fault });
                     }
                 }
             }
@@ -203,7 +204,7 @@ impl Compute {
 
     fn finish(&mut self, lease: LeaseId) {
         let Some(sums) = self.numbers.shards.remove(&lease) else { return };
-        let result = sums.finish().map_err(|error| error.to_string());
+        let result = sums.finish().map_err(|error| fault(&error, error.to_string()));
         self.driver.handle(Event::Finished { lease, result });
     }
 }
@@ -223,6 +224,10 @@ impl Sums {
             Self::Prediction(prediction) => prediction.publish().map(|()| Finished::Prediction),
         }
     }
+}
+
+fn fault(error: &predict::Error, text: String) -> Fault {
+    if is_disk_full(error) { Fault::DiskFull(text) } else { Fault::Failed(text) }
 }
 
 /// An error of the model with the place of the records in the data.

@@ -117,7 +117,8 @@ impl Shell for PsWorker {
             Effect::Drop(lease) => self.compute(Task::Drop(lease)),
             Effect::Report(report) => {
                 if let Report::Failed { lease, index, error }
-                | Report::NonFinite { lease, index, error } = &report
+                | Report::NonFinite { lease, index, error }
+                | Report::DiskFull { lease, index, error } = &report
                 {
                     warn!(%lease, index, error, "work failed; returning it to the master");
                 }

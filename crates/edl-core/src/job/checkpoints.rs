@@ -175,6 +175,11 @@ impl Checkpoints {
         self.failure = Some(why.into());
     }
 
+    /// Something was written since.
+    pub(super) fn forget_failure(&mut self) {
+        self.failure = None;
+    }
+
     /// Whether the final one, or the result, has failed before.
     pub(super) fn is_retrying_final(&self) -> bool {
         self.n_final_tries > 0

@@ -194,11 +194,15 @@ impl Job {
         }
         self.checkpoints.failed(error);
         if !is_retry {
-            let text = format!("cannot write the result; free some disk space: {error}");
-            self.note(EventKind::CheckpointFailed, text);
+            self.note_unwritten(error);
         }
         let is_predicting = self.config.spec.job_type == JobType::Predict;
         self.stages.enter(if is_predicting { Stage::Working } else { Stage::Finishing });
+    }
+
+    pub(super) fn note_unwritten(&mut self, error: &str) {
+        let text = format!("cannot write the result; free some disk space: {error}");
+        self.note(EventKind::CheckpointFailed, text);
     }
 
     /// Gives up a result whose disk takes nothing any more.

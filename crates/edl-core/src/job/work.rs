@@ -16,6 +16,8 @@ use crate::worker::Task;
 
 /// A worker that failed gets no new work for so long, so others can try the same work.
 const PENALTY: Duration = Duration::from_millis(500);
+/// A worker whose output has no room on the disk tries again after this pause.
+const DISK_PAUSE: Duration = Duration::from_secs(1);
 
 impl Job {
     /// Assigns what can be assigned.
@@ -135,6 +137,7 @@ impl Job {
         if self.assignments.predict_done(worker, shard, now) {
             self.pardon(Suspect::PredictShard(shard));
         }
+        self.checkpoints.forget_failure();
     }
 
     /// A worker finishes what it computes and returns the rest: the job stops, or the worker leaves.
@@ -231,6 +234,23 @@ impl Job {
         if let Some(suspect) = suspect {
             self.blame(suspect, worker, error);
         }
+    }
+
+    /// A worker has no room for its predictions. Nothing is to blame, so it tries again later.
+    pub(super) fn output_not_written(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        item: u32,
+        error: &str,
+        now: Time,
+    ) {
+        self.assignments.failed(lease, item);
+        self.roster.pause(worker, now + DISK_PAUSE);
+        if self.checkpoints.failure().is_none() {
+            self.note_unwritten(error);
+        }
+        self.checkpoints.failed(error);
     }
 
     /// Counts a failure of a piece of work. Nothing is skipped silently: work that fails too often

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::Report;
 use crate::id::{BatchId, EvalId, Generation, LeaseId};
 use crate::job::Command;
 use crate::metric::Measures;
@@ -40,9 +41,9 @@ pub enum Event {
     /// Answer to `Effect::Compute`.
     Computed { item: Item, result: Result<Computed, Fault> },
     /// `Effect::Begin` failed.
-    NotBegun { lease: LeaseId, error: String },
+    NotBegun { lease: LeaseId, fault: Fault },
     /// Answer to `Effect::Finish`.
-    Finished { lease: LeaseId, result: Result<Finished, String> },
+    Finished { lease: LeaseId, result: Result<Finished, Fault> },
 }
 
 /// A batch to train, or a minibatch of a shard to evaluate or predict. Items are computed in
@@ -108,13 +109,26 @@ pub enum Computed {
     Piece,
 }
 
-/// Why an item was not computed.
+/// Why an item or a shard was not computed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// Bad records, or a model that fails.
     Failed(String),
     /// The loss or the gradient of a batch is not finite.
     NonFinite(String),
+    /// There is no room for the output of a shard: the same may succeed later.
+    DiskFull(String),
+}
+
+impl Fault {
+    /// Returns the lease of a batch or a shard with the reason.
+    pub(super) fn report(self, lease: LeaseId, index: u32) -> Report {
+        match self {
+            Self::Failed(error) => Report::Failed { lease, index, error },
+            Self::NonFinite(error) => Report::NonFinite { lease, index, error },
+            Self::DiskFull(error) => Report::DiskFull { lease, index, error },
+        }
+    }
 }
 
 /// The result of a whole shard.

@@ -203,7 +203,7 @@ impl Worker {
 
     pub(super) fn not_decoded(&mut self, item: Item, error: String) {
         if self.pipeline.reading.contains_key(&item) {
-            self.fail(item, error);
+            self.fail(item, Fault::Failed(error));
         }
     }
 
@@ -224,7 +224,7 @@ impl Worker {
         let pull = self.pipeline.pull.take_if(|pull| pull.item == item && !pull.is_here);
         let Some(pull) = pull else { return };
         self.forget_pull(pull);
-        self.fail(item, error);
+        self.fail(item, Fault::Failed(error));
     }
 
     /// Nothing that was in progress on the connection will be answered.
@@ -264,8 +264,7 @@ impl Worker {
                     self.effects.push(Effect::Finish(lease));
                 }
             }
-            (_, Err(Fault::Failed(error))) => self.fail(item, error),
-            (_, Err(Fault::NonFinite(error))) => self.nonfinite(item, error),
+            (_, Err(fault)) => self.fail(item, fault),
             (Item::Batch(_), Ok(Computed::Piece))
             | (Item::Piece { .. }, Ok(Computed::Batch { .. })) => {
                 unreachable!("the result fits the item")

@@ -55,6 +55,13 @@ pub enum Report {
         index: u32,
         error: String,
     },
+    /// There is no room for the output of a shard; the lease is returned.
+    DiskFull {
+        lease: LeaseId,
+        /// Shard.
+        index: u32,
+        error: String,
+    },
     /// The worker drains: it finishes these batches, and returns all others that it holds.
     Returned {
         kept: Vec<BatchId>,

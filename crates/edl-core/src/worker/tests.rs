@@ -392,7 +392,8 @@ fn failures_return_the_lease_with_a_reason() {
             lease: LeaseId(lease),
             task: Task::Shard(shard(n_records)),
         }));
-        let effects = stage.take(Event::NotBegun { lease: LeaseId(lease), error: error() });
+        let effects =
+            stage.take(Event::NotBegun { lease: LeaseId(lease), fault: Fault::Failed(error()) });
         assert_eq!(effects[..2], [Effect::Drop(LeaseId(lease)), failed(lease, 2)]);
     }
     assert_eq!(stage.worker.work, Work::default());
@@ -408,6 +409,16 @@ fn a_batch_that_is_not_finite_goes_back_to_the_master() {
     let report = Report::NonFinite { lease: LeaseId(7), index: 4, error: "nan".into() };
     assert_eq!(effects[0], Effect::Report(report));
     assert_eq!(stage.worker.work, Work::default(), "nothing is pushed");
+}
+
+#[test]
+fn a_shard_whose_output_has_no_room_goes_back_to_the_master() {
+    let mut stage = Stage::new(config(Mode::Async));
+    let lease = LeaseId(8);
+    stage.take(Event::Command(Command::Lease { lease, task: Task::Shard(shard(0)) }));
+    let result = Err(Fault::DiskFull("full".into()));
+    let report = Report::DiskFull { lease, index: 2, error: "full".into() };
+    assert!(stage.take(Event::Finished { lease, result }).contains(&Effect::Report(report)));
 }
 
 #[test]

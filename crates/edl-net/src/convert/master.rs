@@ -43,10 +43,7 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::BatchPushed(proto::BatchPushed { epoch, index }) => {
             Report::BatchPushed { batch: BatchId { epoch, index } }
         }
-        Kind::BatchDone(proto::BatchDone { epoch, index, generation, loss }) => {
-            let batch = BatchId { epoch, index };
-            Report::BatchDone { batch, generation: Generation(generation), loss }
-        }
+        Kind::BatchDone(done) => batch_done(&done),
         Kind::EvalDone(done) => Report::EvalDone {
             eval: EvalId(done.eval),
             shard: done.shard,
@@ -55,6 +52,9 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::PredictDone(proto::PredictDone { shard }) => Report::PredictDone { shard },
         Kind::Failed(proto::Failed { lease, index, error }) => {
             Report::Failed { lease: LeaseId(lease), index, error }
+        }
+        Kind::DiskFull(proto::Failed { lease, index, error }) => {
+            Report::DiskFull { lease: LeaseId(lease), index, error }
         }
         Kind::NonFinite(proto::NonFinite { lease, index, error }) => {
             Report::NonFinite { lease: LeaseId(lease), index, error }
@@ -99,6 +99,12 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
             Report::Member(MemberReport::NotLoaded { generation, error })
         }
     })
+}
+
+fn batch_done(done: &proto::BatchDone) -> worker::Report {
+    let proto::BatchDone { epoch, index, generation, loss } = *done;
+    let (batch, generation) = (BatchId { epoch, index }, Generation(generation));
+    worker::Report::BatchDone { batch, generation, loss }
 }
 
 fn formed(report: &proto::Formed) -> MemberReport {

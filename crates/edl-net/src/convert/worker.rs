@@ -51,6 +51,9 @@ pub fn message(report: Report) -> proto::WorkerMessage {
         Report::Failed { lease, index, error } => {
             Kind::Failed(proto::Failed { lease: lease.0, index, error })
         }
+        Report::DiskFull { lease, index, error } => {
+            Kind::DiskFull(proto::Failed { lease: lease.0, index, error })
+        }
         Report::NonFinite { lease, index, error } => {
             Kind::NonFinite(proto::NonFinite { lease: lease.0, index, error })
         }

@@ -179,7 +179,9 @@ fn log(report: &Report) {
         Report::Member(MemberReport::NotLoaded { generation, error }) => {
             warn!(%generation, error, "cannot load");
         }
-        Report::Failed { lease, index, error } | Report::NonFinite { lease, index, error } => {
+        Report::Failed { lease, index, error }
+        | Report::NonFinite { lease, index, error }
+        | Report::DiskFull { lease, index, error } => {
             warn!(%lease, index, error, "work failed; returning it to the master");
         }
         Report::CheckpointFailed { checkpoint, error } => {

@@ -186,6 +186,42 @@ fn a_job_that_ends_on_a_full_disk_waits_for_free_space() {
     assert_exactly_once(&home, "last", 1, 1);
 }
 
+#[test]
+fn predictions_that_do_not_fit_on_the_disk_wait_for_free_space() {
+    let home = Home::new();
+    let trained = ["train", "--model_def=count", "--job_name=trained", "--minibatch_size=10"];
+    home.stdout(&[&trained[..], &[&shipped_as("training_data", "test")]].concat());
+    let disk = home.path().join("disk");
+    fs::create_dir(&disk).expect("a folder");
+    let Some(mounted) = Mounted::new(&disk) else {
+        print_note("skipped: mounting a small disk needs root");
+        return;
+    };
+    let filler = mounted.path().join("filler");
+    let _full = fs::write(&filler, vec![0; 64 << 20]);
+    let from =
+        format!("--checkpoint_dir_for_init={}/checkpoints", home.job_dir("trained").display());
+    let (output, data) = (mounted.path().join("answers"), shipped_as("prediction_data", "test"));
+    let output_flag = format!("--output={}", output.display());
+    let mut job = home.start(
+        "predicted",
+        &["predict", "--job_name=predicted", &from, &data, &output_flag, "--minibatch_size=10"],
+    );
+    let status = job.wait_until("a reason", |status| reason(status).contains("No space left"));
+    assert_eq!(status["state"], "running", "{status:#}");
+    fs::remove_file(&filler).expect("a file");
+    job.wait_until("a part", |status| reason(status).is_empty());
+    job.wait_for_success();
+    let predictions = fs::read_to_string(output.join("predictions.jsonl")).expect("a file");
+    let records = predictions.lines().map(|line| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        line["record"].as_u64().expect("a number")
+    });
+    assert!(records.eq(0..2_000), "each record once, in order");
+    let left: Vec<_> = fs::read_dir(&output).expect("a folder").flatten().collect();
+    assert_eq!(left.len(), 1, "no part is left: {left:?}");
+}
+
 /// A disk of a few megabytes in memory.
 pub(crate) struct Mounted(PathBuf);
 

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, from_worker, spec};
-use crate::id::EvalId;
+use crate::id::{EvalId, Incarnation, WorkerId};
 use crate::job::EventKind;
 use crate::job::JobState;
-use crate::job::{Effect, End};
+use crate::job::{Effect, End, Event};
 use crate::metric::Measures;
 use crate::spec::{JobSpec, JobType, Seconds};
-use crate::worker::Report;
+use crate::worker::{Report, Shard, Task};
 
 fn versions(bench: &Bench) -> Vec<u64> {
     bench.evaluated.iter().map(|evaluated| evaluated.version).collect()
@@ -175,6 +175,29 @@ fn a_predict_job_predicts_each_shard_and_ends() {
     bench.run();
     assert_eq!(bench.ended, Some(End::Succeeded));
     assert_eq!(bench.job.progress(), (10, Some(10)));
+}
+
+#[test]
+fn a_predict_job_whose_output_has_no_room_says_so_and_tries_again() {
+    let spec = JobSpec { job_type: JobType::Predict, num_workers: 1, ..spec() };
+    let n_tries = 3 * spec.max_batch_failures;
+    let mut config = config(spec, 0);
+    (config.n_records, config.n_prediction_records) = (0, 4);
+    let mut bench = Bench::started(config);
+    for _ in 0..n_tries {
+        let (lease, task) = bench.next_work(0).expect("a shard");
+        let Task::Shard(Shard { number: index, .. }) = task else { panic!("{task:?}") };
+        let incarnation = Incarnation(bench.workers[&0].incarnation);
+        let report = Report::DiskFull { lease, index, error: "no space".into() };
+        bench.handle(Event::FromWorker { worker: WorkerId(0), incarnation, report });
+        assert_eq!(bench.next_work(0), None, "it pauses");
+        let trouble = bench.job.trouble().expect("a reason");
+        assert_eq!(trouble, "cannot write the result: no space; retrying");
+        bench.pass(Duration::from_secs(1), None);
+    }
+    bench.run();
+    assert_eq!((bench.ended.clone(), bench.job.trouble()), (Some(End::Succeeded), None));
+    assert_eq!(bench.job.progress(), (4, Some(4)));
 }
 
 #[test]

@@ -153,6 +153,7 @@ impl Shell {
             | Report::BatchPushed { .. }
             | Report::BatchDone { .. }
             | Report::NonFinite { .. }
+            | Report::DiskFull { .. }
             | Report::PredictDone { .. }
             | Report::Returned { .. }
             | Report::Leaving

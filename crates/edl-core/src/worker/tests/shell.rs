@@ -193,7 +193,8 @@ impl Shell {
                 self.assigned.retain(|batch, _| kept.contains(batch));
                 assert_eq!(self.assigned.len(), n_kept, "it keeps what it held");
             }
-            Report::PredictDone { .. }
+            Report::DiskFull { .. }
+            | Report::PredictDone { .. }
             | Report::Leaving
             | Report::Heartbeat { .. }
             | Report::Spending(_)
