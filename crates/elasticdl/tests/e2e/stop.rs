@@ -87,18 +87,26 @@ fn nothing_is_computed_again_after_a_stop_of_a_hybrid_job() {
     check("hybrid", &[&COUNT[..], &strategy].concat());
 }
 
-/// As a machine that shuts down does it. What is computed at that moment may be computed again.
+/// As a machine that shuts down does it.
 #[test]
-fn every_record_is_trained_once_if_all_processes_are_asked_to_exit() {
-    let home = Home::new();
-    let mut job = start(&home, "all", &[&COUNT[..], &["--num_ps_pods=2"]].concat());
-    wait_for_step(&mut job, 20 + below(50));
-    let all = job.instances();
-    let pids = all.iter().map(|instance| instance.pid).chain([job.pid()]);
-    pids.for_each(|pid| signal(pid, Signal::TERM));
-    assert!(!job.wait().success(), "{}", job.log());
-    home.start("all", &["train", "--resume", "all"]).wait_for_success();
-    assert_exactly_once(&home, "all", 2, 1);
+fn nothing_is_computed_again_if_all_processes_are_asked_to_exit() {
+    for (name, mode) in [("all", "--use_async=true"), ("all-sync", "--grads_to_wait=4")] {
+        let home = Home::new();
+        let mut job = start(&home, name, &[&COUNT[..], &["--num_ps_pods=2", mode]].concat());
+        wait_for_step(&mut job, 20 + below(50));
+        let all = job.instances();
+        let mut pids: Vec<i32> = all.iter().map(|it| it.pid).chain([job.pid()]).collect();
+        let n_first = usize::try_from(below(pids.len() as u64)).expect("few processes");
+        pids.rotate_left(n_first);
+        pids.into_iter().for_each(|pid| signal(pid, Signal::TERM));
+        assert_eq!(job.wait().code(), Some(130), "{}", job.log());
+        let first = home.status(name);
+        assert_eq!(n_computed(&first), &first["records_done"], "{first:#}");
+        home.start(name, &["train", "--resume", name]).wait_for_success();
+        let end = home.status(name);
+        assert_eq!(n_computed(&end), 2 * N_RECORDS, "{end:#}");
+        assert_exactly_once(&home, name, 2, if name == "all" { 1 } else { 4 });
+    }
 }
 
 #[test]
