@@ -34,6 +34,13 @@ def survive_a_full_disk() -> None:
             continue
         with contextlib.suppress(OSError):
             stream.flush()
-        log = io.BufferedWriter(_Log(stream.fileno(), "w", closefd=False))
-        kept = {"encoding": stream.encoding, "errors": stream.errors}
-        setattr(sys, name, io.TextIOWrapper(log, line_buffering=stream.line_buffering, **kept))
+        log = _Log(stream.fileno(), "w", closefd=False)
+        is_buffered = isinstance(stream.buffer, io.BufferedWriter)
+        copied = io.TextIOWrapper(
+            io.BufferedWriter(log) if is_buffered else log,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, copied)

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PRINTS = """
 import os, sys
 from elasticdl import _output
 _output.survive_a_full_disk()
 print("x" * 100_000, flush=True)
 print("y", file=sys.stderr, flush=True)
+print("z")
+assert sys.stdout.write_through == bool(os.environ.get("PYTHONUNBUFFERED"))
 os.write(int(sys.argv[1]), b"trained on")
 """
 
@@ -33,11 +37,15 @@ def prints_to(path: Path | str, worker: bool = True) -> tuple[int, bytes]:
         return code, said.read()
 
 
-def test_a_worker_prints_to_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_worker_prints_to_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     log = tmp_path / "log"
     log.write_text("before\n")
     assert prints_to(log) == (0, b"trained on")
-    assert log.read_text().split() == ["before", "x" * 100_000, "y"]
+    assert log.read_text().split() == ["before", "x" * 100_000, "y", "z"]
 
 
 def test_a_worker_on_a_full_disk_prints_nothing_and_does_not_fail() -> None:

@@ -93,4 +93,25 @@ mod tests {
         let text = "the model needs a column `picture` of u8 [2, 3], the batch has none";
         assert_eq!(check("picture", DType::U8, &[3]), Err(text.into()));
     }
+
+    #[test]
+    fn a_label_that_is_no_class_is_refused_with_its_record() {
+        for (label, expected) in [(2, None), (3, Some("is 3")), (-1, Some("is -1"))] {
+            let column = Column::I64 { shape: vec![2], values: vec![0, label] };
+            let batch = Batch {
+                records: vec![7, 8],
+                columns: [("label".to_owned(), column)].into(),
+                ..Batch::default()
+            };
+            let (name, shape) = ("label".to_owned(), Vec::new());
+            let field = FieldSpec { name, dtype: DType::I64, shape, is_label: true };
+            let problem = match labels(&batch, &field, 3) {
+                Err(Error::Record { record: 8, problem }) => Some(problem),
+                Ok(_) => None,
+                Err(error) => panic!("{error}"),
+            };
+            let text = expected.map(|is| format!("`label` {is}, not in 0..3"));
+            assert_eq!(problem, text);
+        }
+    }
 }

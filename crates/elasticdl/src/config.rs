@@ -180,6 +180,11 @@ mod tests {
     }
 
     #[test]
+    fn a_job_name_has_dashes_for_underscores() {
+        assert_eq!(spec(&["--job_name=test_mnist"]).unwrap().job_name, "test-mnist");
+    }
+
+    #[test]
     fn a_printed_job_read_back_is_the_same_job() {
         let given = spec(&[
             "--num-workers=4",

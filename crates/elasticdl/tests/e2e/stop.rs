@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::{
-    Home, N_RECORDS, Running, assert_exactly_once, instances, shipped_as, signal, stderr,
+    Home, N_RECORDS, Running, assert_exactly_once, instances, is_alive, shipped_as, signal, stderr,
 };
 
 const COUNT: [&str; 3] =
@@ -141,4 +141,20 @@ fn a_batch_that_takes_longer_than_a_stop_is_trained_again_and_the_user_is_told()
     job.wait();
     let status = home.status("slow");
     assert!(status["last_checkpoint"].as_str().is_some_and(|path| !path.is_empty()), "{status:#}");
+}
+
+#[test]
+fn a_second_interrupt_stops_at_once_without_a_checkpoint() {
+    let home = Home::new();
+    let slow = ["--model_def=count", "--model_params=sleep_ms=3000", "--num_ps_pods=1"];
+    let mut job = start(&home, "twice", &slow);
+    wait_for_step(&mut job, 0);
+    let all = job.instances();
+    // Of two kinds: two of one kind could arrive as one.
+    signal(job.pid(), Signal::INT);
+    signal(job.pid(), Signal::TERM);
+    assert_eq!(job.wait().code(), Some(130), "{}", job.log());
+    assert!(all.iter().all(|instance| !is_alive(instance.pid)), "{all:?}");
+    let status = home.status("twice");
+    assert!(status["last_checkpoint"].as_str().is_none_or(str::is_empty), "{status:#}");
 }
