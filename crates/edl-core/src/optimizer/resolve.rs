@@ -26,11 +26,16 @@ pub enum Error {
     Name { name: String },
     #[error("{flag} `{value}` must be {needs}")]
     Number { flag: &'static str, value: String, needs: &'static str },
+    #[error("{flag} has no effect: the training script takes its own optimizer steps")]
+    Script { flag: &'static str },
 }
 
 /// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
 /// from Keras' default numbers. `--learning_rate` wins over the model parameter `lr`.
 pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    if model.optimizer.is_script() {
+        return script(spec, model);
+    }
     let mut chosen = match &spec.optimizer {
         None => model.optimizer.clone(),
         Some(name) => {
@@ -61,6 +66,21 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
         chosen.clip = Some(Clip::GlobalNorm(norm));
     }
     Ok(chosen)
+}
+
+/// No flag changes the steps of a training script.
+fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    let flags = [
+        (spec.optimizer.is_some(), "--optimizer"),
+        (spec.learning_rate.is_some(), "--learning_rate"),
+        (spec.weight_decay.is_some(), "--weight_decay"),
+        (spec.learning_rate_schedule.is_some(), "--learning_rate_schedule"),
+        (spec.clip_norm.is_some(), "--clip_norm"),
+    ];
+    match flags.into_iter().find(|(is_set, _)| *is_set) {
+        Some((_, flag)) => Err(Error::Script { flag }),
+        None => Ok(model.optimizer.clone()),
+    }
 }
 
 /// How a worker of the job clips gradients. Words that [`resolve`] refuses clip nothing: such a job
@@ -140,6 +160,7 @@ fn kind_name(kind: &OptimizerKind) -> &'static str {
         OptimizerKind::Adamax { .. } => "adamax",
         OptimizerKind::Nadam { .. } => "nadam",
         OptimizerKind::Lion { .. } => "lion",
+        OptimizerKind::Script { .. } => "script",
     }
 }
 
@@ -223,6 +244,15 @@ mod tests {
         assert_eq!(resolve(&JobSpec::default(), &model(own.clone())), Ok(own.clone()));
         let spec = JobSpec { optimizer: Some("sgd".into()), ..JobSpec::default() };
         assert_eq!(resolve(&spec, &model(own.clone())), Ok(own));
+    }
+
+    #[test]
+    fn no_flag_changes_the_steps_of_a_training_script() {
+        let script = model(OptimizerSpec::new(OptimizerKind::Script { nonfinite: false }, 1.0));
+        assert_eq!(resolve(&JobSpec::default(), &script).unwrap(), script.optimizer);
+        let spec = JobSpec { clip_norm: Some(1.0), ..JobSpec::default() };
+        let error = resolve(&spec, &script).unwrap_err().to_string();
+        assert!(error.starts_with("--clip_norm has no effect"), "{error}");
     }
 
     #[test]
