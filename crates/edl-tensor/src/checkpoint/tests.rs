@@ -113,9 +113,13 @@ fn the_state_of_a_training_script_is_read_back_by_such_a_job_alone() {
     job.optimizer.kind = OptimizerKind::Script { nonfinite: false };
     let mut snapshot = job.partitions().swap_remove(0).snapshot();
     let plain = snapshot.n_bytes();
+    let mut bytes = Vec::new();
+    codec::encode(&snapshot, &mut bytes).unwrap();
+    assert_eq!(bytes[8..12], FORMAT.to_le_bytes(), "earlier builds read files without a state");
+    assert!(Partition::restore(job.config(0), &mut bytes.as_slice(), true).is_ok());
     snapshot.state = (0..=255).collect();
     assert_eq!(snapshot.n_bytes(), plain + 256);
-    let mut bytes = Vec::new();
+    bytes.clear();
     codec::encode(&snapshot, &mut bytes).unwrap();
     assert_eq!(bytes[8..12], FORMAT_SCRIPT.to_le_bytes());
     let (read, _) = codec::decode(&mut bytes.as_slice()).unwrap();

@@ -11,7 +11,7 @@ use edl_core::rng;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::round_to_bf16;
 use edl_tensor::clip;
-use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model, is_finite};
+use edl_tensor::model::{Error, Gradient, Inputs, Mean, Memory, Model, is_finite};
 use edl_tensor::push::Lane;
 use twox_hash::XxHash3_64;
 
@@ -94,12 +94,13 @@ impl Lanes {
     pub(super) fn step(
         &mut self,
         step: &Step,
-        gradient: &[f32],
+        mean: Mean<'_>,
         dense: &mut [f32],
     ) -> Result<(), Failure> {
+        self.model.at(step.number, step.is_leader());
         let batch = step.batch;
         let seed = rng::key(&[self.seed, batch.epoch.into(), batch.index.into(), STEP_SEED]);
-        let stepped = self.model.step(gradient, seed, dense);
+        let stepped = self.model.step(mean, seed, dense);
         stepped.map_err(|error| Failure::Failed(format!("{error} (the step of batch {batch})")))
     }
 

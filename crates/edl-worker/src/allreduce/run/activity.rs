@@ -11,7 +11,7 @@ use edl_core::model::ModelSpec;
 use edl_core::optimizer::Clip;
 use edl_core::world::World;
 use edl_tensor::clip;
-use edl_tensor::model::Gradient;
+use edl_tensor::model::{Gradient, Mean};
 use tracing::info;
 
 use super::{Run, Setup};
@@ -204,7 +204,7 @@ impl Run {
         }
         if self.setup.recipe.is_script() {
             let gradient = &self.mean[..self.mean.len() - 1];
-            self.setup.lanes.step(step, gradient, replica.dense_mut())?;
+            self.setup.lanes.step(step, Mean { gradient, loss }, replica.dense_mut())?;
             replica.pass();
         } else {
             replica.apply(&self.made.gradient(&self.setup.lanes, &self.mean));

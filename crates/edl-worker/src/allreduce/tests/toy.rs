@@ -9,7 +9,7 @@ use edl_core::model::{FieldSpec, Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng;
 use edl_tensor::batch::Batch;
-use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions, is_finite};
+use edl_tensor::model::{Error, Gradient, Inputs, Mean, Model, Outcome, Predictions, is_finite};
 
 use crate::feed::Records;
 
@@ -160,7 +160,8 @@ impl Model for ToyModel {
         Ok(Outcome { loss: loss / n_records })
     }
 
-    fn step(&mut self, gradient: &[f32], seed: u64, dense: &mut [f32]) -> Result<(), Error> {
+    fn step(&mut self, mean: Mean<'_>, seed: u64, dense: &mut [f32]) -> Result<(), Error> {
+        let gradient = mean.gradient;
         if !is_finite(gradient) {
             return Ok(()); // As a gradient scaler skips a step.
         }
