@@ -644,19 +644,16 @@ class _Description:
                 f"`{min(extra)}` was registered, but the loop does not call `optimizer.step()`; "
                 "call it between `job.allreduce(model)` and `job.commit()`"
             )
-        if self._choice == "python":
-            self._model.check_schedule()
-            return
         own.unguard()
         try:
-            self._write(self._model.spec())
-        except ZooError:
+            if self._choice == "auto":
+                self._write(self._model.spec())
+        except ZooError as error:
             # Rust would compute other numbers; `commit` takes the step, if the schedule allows it.
-            with contextlib.suppress(ZooError):
-                self._model.check_schedule()
-                own.guard()
-                return
-            raise
+            self._model.check_schedule(error)
+        else:
+            self._model.check_schedule()
+        own.guard()
 
     def stepped(self) -> NoReturn:
         if isinstance(self._state, ZooError):

@@ -98,10 +98,13 @@ class LoopModel:
         optimizer = _optimizers.from_torch(self._optimizer, self._schedule, self._n_steps, counted)
         return self._spec(self._flat.spec(self._optimizer), optimizer)
 
-    def check_schedule(self) -> None:
-        """Rejects schedules that cannot be followed if steps are taken in Python."""
+    def check_schedule(self, error: ZooError | None = None) -> None:
+        """Rejects schedules that cannot be followed if steps are taken in Python.
+
+        `error` says why they are not taken in Rust.
+        """
         if self._schedule is not None and not _schedules.is_steppable(self._schedule):
-            raise ZooError(
+            raise error or ZooError(
                 "steps are taken in Python, which cannot follow the learning-rate schedule; use a "
                 "scheduler of torch.optim.lr_scheduler, such as LambdaLR. If it needs a metric, "
                 "call `optimizer.step()` and `scheduler.step(metric)` in your loop"

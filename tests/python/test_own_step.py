@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -368,20 +366,32 @@ def test_mistakes_are_reported_with_what_to_do():
                     loss_of(model, batch).backward()
 
 
-def describe(tmp_path: Path, body: str, **env: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch, elasticdl\n"
-        "torch.manual_seed(1)\n"
-        "model = torch.nn.Linear(2, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)\n"
-        "data = torch.ones(8, 2)\n" + body
-    )
-    env = {**os.environ, "ELASTICDL_DESCRIBE": str(tmp_path), **env}
-    command = [sys.executable, str(script)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def describe(tmp_path, monkeypatch):
+    """Describes a script, and returns its error."""
+    monkeypatch.setenv("ELASTICDL_DESCRIBE", str(tmp_path))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+
+    def run(loop: str, choice: str = "auto") -> str:
+        monkeypatch.setenv("ELASTICDL_STEP", choice)
+        try:
+            exec(BEFORE + loop, {})
+        except SystemExit:
+            return ""
+        except (RuntimeError, ZooError) as error:
+            return str(error)
+        raise AssertionError("the script ran beyond its first step")
+
+    return run
 
 
+BEFORE = """
+import torch, elasticdl
+torch.manual_seed(1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+data = torch.ones(8, 2)
+"""
 LOOP = """
 job = elasticdl.init(model, optimizer)
 for batch in job.batches(data, batch_size=4):
@@ -405,9 +415,13 @@ optimizer = torch.optim.SGD([
 """
 BETAS = """
 optimizer = torch.optim.NAdam(model.parameters())
-init, once = elasticdl.init, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-elasticdl.init = lambda *objects: init(*objects, once)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
 """
+
+
+def given(words: str, step: str) -> str:
+    """Returns the loop with more arguments of `init`."""
+    return LOOP.format(step=step).replace("optimizer)", f"optimizer, {words})", 1)
 
 
 @pytest.mark.parametrize(
@@ -421,42 +435,43 @@ elasticdl.init = lambda *objects: init(*objects, once)
         (NESTED, "auto", "script"),
         # What Rust does not know.
         (GROUPS + LOOP.format(step="pass"), "auto", "script"),
-        (BETAS + LOOP.format(step="pass"), "auto", "script"),
+        (BETAS + given("schedule", step="pass"), "auto", "script"),
     ],
 )
-def test_who_takes_the_steps_follows_from_the_loop(tmp_path, loop, choice, kind):
-    done = describe(tmp_path, loop, ELASTICDL_STEP=choice)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_who_takes_the_steps_follows_from_the_loop(tmp_path, describe, loop, choice, kind):
+    assert describe(loop, choice) == ""
     model = json.loads((tmp_path / "model.json").read_text())["model"]
     assert kind in json.dumps(model["optimizer"]["kind"])
-    is_script = kind == "script"
-    assert (tmp_path / "first_state.bin").exists() == is_script
+    assert (tmp_path / "first_state.bin").exists() == (kind == "script")
     torch.manual_seed(1)
     first = [value for p in nn.Linear(2, 1).parameters() for value in p.flatten().tolist()]
     values = np.fromfile(tmp_path / "first_values.f32", "<f4")
     assert values.tolist() == first, "those before the step"
 
 
-def test_loops_that_do_not_fit_the_choice_are_refused(tmp_path):
-    done = describe(tmp_path, GROUPS + LOOP.format(step="pass"), ELASTICDL_STEP="rust")
-    assert "parameter groups differ in `lr`" in done.stderr
-    done = describe(tmp_path, LOOP.format(step="optimizer.step()"), ELASTICDL_STEP="rust")
-    assert "but the job takes the steps" in done.stderr
-    done = describe(tmp_path, NESTED, ELASTICDL_STEP="rust")
-    assert "start the job without --step=rust" in done.stderr
-    registered = LOOP.format(step="pass").replace("optimizer)", "optimizer, other=optimizer)", 1)
-    done = describe(tmp_path, registered)
-    assert "`other` was registered, but the loop does not call" in done.stderr
-    for schedule in ("lambda step: 0.1", "torch.optim.lr_scheduler.StepLR(optimizer, 1), 'step'"):
-        loop = LOOP.format(step="optimizer.step()")
-        loop = loop.replace("optimizer)", f"optimizer, {schedule})", 1)
-        done = describe(tmp_path, loop)
-        assert "schedule was passed to the job, but your loop takes the optimizer" in done.stderr
-    registered = LOOP.format(step="optimizer.step()").replace("optimizer)", "optimizer, x=X())", 1)
-    own = """
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), 'epoch'"
+STATE = """
 class X:
     def state_dict(self): return {"a": [1, lambda: 2]}
     def load_state_dict(self, state): pass
 """
-    assert "x.a[1] is a function;" in describe(tmp_path, own + registered).stderr
+
+
+@pytest.mark.parametrize(
+    ("loop", "choice", "sentence"),
+    [
+        (GROUPS + LOOP.format(step="pass"), "rust", "parameter groups differ in `lr`"),
+        (LOOP.format(step="optimizer.step()"), "rust", "but the job takes the steps"),
+        (NESTED, "rust", "start the job without --step=rust"),
+        (given("x=optimizer", step="pass"), "auto", "`x` was registered, but the loop does not"),
+        (given("lambda step: 0.1", step="optimizer.step()"), "auto", "but your loop takes the opt"),
+        (given(PLATEAU, step="optimizer.step()"), "auto", "but your loop takes the optimizer"),
+        (given(PLATEAU, step="pass"), "auto", "depends on a metric, which is not known"),
+        (given(PLATEAU, step="pass"), "python", "in Python, which cannot follow the learning-rate"),
+        (given("lambda step: 0.1", step="pass"), "python", "in Python, which cannot follow the"),
+        (STATE + given("x=X()", step="optimizer.step()"), "auto", "x.a[1] is a function;"),
+    ],
+)
+def test_loops_that_do_not_fit_the_choice_are_refused(tmp_path, describe, loop, choice, sentence):
+    assert sentence in describe(loop, choice)
     assert not (tmp_path / "model.json").exists()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ LANES = f"--lanes={own_step_script.N_LANES}"
 def command(folder: Path, n_workers: int, loop: str = "flat", kills: tuple[int, ...] = ()):
     folder.mkdir(exist_ok=True)
     words = [SCRIPT, str(folder), loop, str(n_workers), *map(str, kills)]
-    return ["run", f"--workers={n_workers}", LANES, f"--job_name={folder.name}", *words]
+    # Half of them continue without waiting for the others.
+    workers = f"--workers={-(-n_workers // 2)}:{n_workers}"
+    return ["run", workers, LANES, f"--job_name={folder.name}", *words]
 
 
 def check(cluster: Cluster, folder: Path) -> None:
@@ -49,7 +52,7 @@ def test_workers_that_are_killed_in_a_step_change_no_bit(cluster: Cluster, tmp_p
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     cluster.run(*command(alone, 1))
     check(cluster, alone)
-    kills = (10, 20)
+    kills = (10, 11)
     cluster.run(*command(killed, 4, kills=kills))
     assert all((killed / f"killed-{kill}").exists() for kill in kills)
     assert len(joined(killed)) == 4 + len(kills)
@@ -79,3 +82,21 @@ def test_a_stopped_job_resumes_with_the_state_of_its_script(
     cluster.run("run", "--resume", folder.name)
     assert joined(folder)[-1] > 5, "it continued from its checkpoint"
     check(cluster, folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["run", "--clip_norm=1", SCRIPT, "{folder}", "flat", "1"], "--clip_norm has no effect"),
+        (
+            ["train", f"--job_command={sys.executable} {SCRIPT} {{folder}} flat 1"],
+            "which parameter servers cannot do",
+        ),
+    ],
+)
+def test_what_a_script_cannot_have_is_refused_before_the_job(
+    cluster: Cluster, tmp_path: Path, flags: list[str], sentence: str
+) -> None:
+    done = cluster.run(*(flag.format(folder=tmp_path) for flag in flags), code=2)
+    assert sentence in done.stderr
+    assert not [*cluster.home.glob("jobs/*")]

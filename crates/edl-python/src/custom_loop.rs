@@ -46,7 +46,6 @@ enum Answer {
     Stepped,
     State(Vec<u8>),
     Loaded,
-    Failed(String),
 }
 
 /// What the worker and the user's loop share.
@@ -69,7 +68,7 @@ struct Attached {
 #[pyclass(frozen)]
 pub(crate) struct Loop {
     requests: Mutex<Receiver<(Request, At)>>,
-    answers: Mutex<Option<Sender<Answer>>>,
+    answers: Mutex<Option<Sender<Result<Answer, String>>>>,
     shared: Arc<Shared>,
     worker: Mutex<Option<thread::JoinHandle<Result<u8, String>>>>,
 }
@@ -156,42 +155,42 @@ impl Loop {
 
     /// Hands the gradient of the turn over, with its mean loss.
     fn computed(&self, loss: f32) {
-        self.answer(Answer::Computed { loss });
+        self.answer(Ok(Answer::Computed { loss }));
     }
 
     /// Asks for the same turn again, with the parameters set.
     fn again(&self) {
-        self.answer(Answer::Again);
+        self.answer(Ok(Answer::Again));
     }
 
     /// The step is taken, and its parameters are in their array.
     fn stepped(&self) {
-        self.answer(Answer::Stepped);
+        self.answer(Ok(Answer::Stepped));
     }
 
     /// Hands over the state that was requested.
     fn state(&self, state: &[u8]) {
-        self.answer(Answer::State(state.to_vec()));
+        self.answer(Ok(Answer::State(state.to_vec())));
     }
 
     /// The state is loaded.
     fn loaded(&self) {
-        self.answer(Answer::Loaded);
+        self.answer(Ok(Answer::Loaded));
     }
 
     /// Reports an error of the user's code for every retry until the job fails.
     fn fail(&self, py: Python<'_>, why: String) {
-        self.answer(Answer::Failed(why.clone()));
+        self.answer(Err(why.clone()));
         py.detach(|| {
             while lock(&self.requests).recv_timeout(RETRY_LIMIT).is_ok() {
-                self.answer(Answer::Failed(why.clone()));
+                self.answer(Err(why.clone()));
             }
         });
     }
 }
 
 impl Loop {
-    fn answer(&self, answer: Answer) {
+    fn answer(&self, answer: Result<Answer, String>) {
         if let Some(answers) = &*lock(&self.answers) {
             // A worker that is gone needs no answer.
             let _gone = answers.send(answer);
@@ -215,7 +214,7 @@ impl Loop {
 struct LoopModel {
     spec: ModelSpec,
     request: Sender<(Request, At)>,
-    answer: Receiver<Answer>,
+    answer: Receiver<Result<Answer, String>>,
     shared: Arc<Shared>,
     at: At,
 }
@@ -271,10 +270,7 @@ impl LoopModel {
     fn ask(&self, request: Request) -> Result<Answer, Error> {
         let over = || Error::Other("the training loop exited before the job finished".into());
         self.request.send((request, self.at)).map_err(|_| over())?;
-        match self.answer.recv().map_err(|_| over())? {
-            Answer::Failed(why) => Err(Error::Other(why)),
-            answer => Ok(answer),
-        }
+        self.answer.recv().map_err(|_| over())?.map_err(Error::Other)
     }
 }
 
@@ -306,9 +302,7 @@ impl Model for LoopModel {
                     return Ok(Outcome { loss });
                 }
                 Answer::Again => {}
-                Answer::Stepped | Answer::State(_) | Answer::Loaded | Answer::Failed(_) => {
-                    return Err(unexpected());
-                }
+                Answer::Stepped | Answer::State(_) | Answer::Loaded => return Err(unexpected()),
             }
         }
     }
@@ -322,14 +316,8 @@ impl Model for LoopModel {
     }
 
     fn state(&mut self) -> Result<Vec<u8>, Error> {
-        match self.ask(Request::State)? {
-            Answer::State(state) => Ok(state),
-            Answer::Computed { .. }
-            | Answer::Again
-            | Answer::Stepped
-            | Answer::Loaded
-            | Answer::Failed(_) => Err(unexpected()),
-        }
+        let Answer::State(state) = self.ask(Request::State)? else { return Err(unexpected()) };
+        Ok(state)
     }
 
     fn load_state(&mut self, state: &[u8]) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::model::ModelSpec;
 use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, JobType};
 
 /// The values of `--optimizer`, in the order of error messages.
 pub const NAMES: [&str; 13] = [
@@ -28,6 +28,10 @@ pub enum Error {
     Number { flag: &'static str, value: String, needs: &'static str },
     #[error("{flag} has no effect: the training script takes its own optimizer steps")]
     Script { flag: &'static str },
+    #[error(
+        "the training script takes its own optimizer steps, which parameter servers cannot do; use --distribution_strategy=AllreduceStrategy, or take the steps in Rust (ELASTICDL_STEP=rust)"
+    )]
+    ScriptOnServers,
 }
 
 /// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
@@ -68,8 +72,11 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
     Ok(chosen)
 }
 
-/// No flag changes the steps of a training script.
+/// No flag changes the steps of a training script, and only workers of AllReduce take them.
 fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    if spec.job_type == JobType::Train && !spec.is_allreduce() {
+        return Err(Error::ScriptOnServers);
+    }
     let flags = [
         (spec.optimizer.is_some(), "--optimizer"),
         (spec.learning_rate.is_some(), "--learning_rate"),
@@ -218,7 +225,7 @@ fn positive(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{FieldType as _, Parsed};
+    use crate::spec::{FieldType as _, Parsed, Strategy};
 
     fn model(optimizer: OptimizerSpec) -> ModelSpec {
         let name = "test".into();
@@ -249,8 +256,16 @@ mod tests {
     #[test]
     fn no_flag_changes_the_steps_of_a_training_script() {
         let script = model(OptimizerSpec::new(OptimizerKind::Script { nonfinite: false }, 1.0));
-        assert_eq!(resolve(&JobSpec::default(), &script).unwrap(), script.optimizer);
-        let spec = JobSpec { clip_norm: Some(1.0), ..JobSpec::default() };
+        let spec = |distribution_strategy, clip_norm| JobSpec {
+            distribution_strategy,
+            clip_norm,
+            ..JobSpec::default()
+        };
+        let plain = spec(Strategy::Allreduce, None);
+        assert_eq!(resolve(&plain, &script).unwrap(), script.optimizer);
+        let servers = spec(Strategy::ParameterServer, None);
+        assert_eq!(resolve(&servers, &script), Err(Error::ScriptOnServers));
+        let spec = spec(Strategy::Allreduce, Some(1.0));
         let error = resolve(&spec, &script).unwrap_err().to_string();
         assert!(error.starts_with("--clip_norm has no effect"), "{error}");
     }
