@@ -89,7 +89,11 @@ def test_a_stopped_job_resumes_with_the_state_of_its_script(
     [
         (["run", "--clip_norm=1", SCRIPT, "{folder}", "flat", "1"], "--clip_norm has no effect"),
         (
-            ["train", f"--job_command={sys.executable} {SCRIPT} {{folder}} flat 1"],
+            [
+                "train",
+                "--distribution_strategy=ParameterServerStrategy",
+                f"--job_command={sys.executable} {SCRIPT} {{folder}} flat 1",
+            ],
             "which parameter servers cannot do",
         ),
     ],
