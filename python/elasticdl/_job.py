@@ -2,8 +2,8 @@
 """Runs a custom training loop as a worker of a job.
 
 The job's loop, in Rust, runs on a separate thread and decides which records come next. Each pass
-that it requests is one iteration of the user's loop. The job takes the optimizer steps, so
-optimizer state survives the failure of any worker.
+that it requests is one iteration of the user's loop. The job takes the optimizer steps in Rust, or
+the loop takes them (`_own_step.py`); in both cases, the state of the optimizer is part of the job.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from elasticdl import _output, _records, _stacks
+from elasticdl._own_step import OwnStep, Request
 from elasticdl._zoo import ZooError
 
 # Set if the script only has to describe its model and data: the folder for the description.
@@ -34,6 +35,8 @@ _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
 _LANES = "ELASTICDL_LANES"
+# Where the optimizer steps are taken: `auto`, `rust` or `python`.
+_STEP = "ELASTICDL_STEP"
 # The folder of the trained model.
 _OUTPUT = "ELASTICDL_OUTPUT"
 
@@ -58,6 +61,7 @@ def init(
     optimizer: Any = None,
     lr_schedule: Any = None,
     schedule_every: str | None = None,
+    **state: Any,
 ) -> Job:
     """Makes this process a worker of the job that started it.
 
@@ -65,6 +69,10 @@ def init(
     and `lr_schedule` is an `LRScheduler` or a function from the step to the learning rate. With
     `schedule_every="epoch"`, it counts epochs instead of steps. You can also pass them later to
     `Job.attach`.
+
+    If your loop calls `optimizer.step()`, pass everything else that a step depends on or changes by
+    any name, for example `scheduler=scheduler, ema=ema`: objects with `state_dict` and
+    `load_state_dict`. New workers and checkpoints then get their state.
 
     This call seeds torch, numpy and `random` with the same seed in every worker, so data that is
     generated or split at random afterwards is the same in all workers.
@@ -84,7 +92,7 @@ def init(
             f"`elasticdl run --workers 2 {sys.argv[0] or 'SCRIPT'}`"
         )
     _records.reseed(0)
-    job.attach(model, optimizer, lr_schedule, schedule_every)
+    job.attach(model, optimizer, lr_schedule, schedule_every, **state)
     return job
 
 
@@ -134,6 +142,7 @@ class Job:
         self._schedule_every: str | None = None
         self._model: Any = None
         self._plan: Plan | None = None
+        self._own = OwnStep(self._set_place)
         self._leads: bool | None = None
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
         # Micro-batches per step of the job.
@@ -150,6 +159,20 @@ class Job:
         the first iteration of a new worker, which checks its results, it does not lead.
         """
         return self.worker_id == 0 if self._leads is None else self._leads
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the parameters have the gradients of a step that your code takes now.
+
+        It is false after `allreduce` if this worker has more batches in the step. Calls to `step()`
+        and `update()` of registered objects then do nothing.
+        """
+        return self._own.is_step
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all records of the step that your code takes; same in every worker."""
+        return self._own.loss
 
     @property
     def steps_per_epoch(self) -> int:
@@ -177,12 +200,15 @@ class Job:
         optimizer: Any = None,
         lr_schedule: Any = None,
         schedule_every: str | None = None,
+        **state: Any,
     ) -> None:
         """Sets the model, optimizer and schedule of the job; omitted arguments are unchanged.
 
-        From then on, the job manages the model's parameters. Parameters that are not in the
-        optimizer are frozen.
+        From then on, the job manages the model's parameters. Parameters that are not in an
+        optimizer are frozen. `state` is as for `init`.
         """
+        for name, value in state.items():
+            self._own.register(name, value)
         if model is not None:
             self._attach_module(model)
         if optimizer is not None:
@@ -197,9 +223,12 @@ class Job:
         if self._model is None and self._module is not None and self._optimizer is not None:
             from elasticdl._torch_loop import LoopModel
 
+            registered = list(self._own.objects.values())
             self._model = LoopModel(
-                self._module, self._optimizer, self._schedule, self._schedule_every
+                self._module, self._optimizer, self._schedule, self._schedule_every, registered
             )
+            if hasattr(self._schedule, "state_dict"):
+                self._own.register("lr_schedule", self._schedule)
             self._connect()
 
     def batches(
@@ -223,10 +252,38 @@ class Job:
         n_records = _records.count(dataset)
         return map(fetch, self.records(n_records, batch_size, epochs, shuffle))
 
+    def steps(
+        self,
+        dataset: Any,
+        batch_size: int = 64,
+        epochs: int = 1,
+        shuffle: bool = True,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Iterator[Any]]:
+        """Iterates over the steps of the job; each step iterates over this worker's batches.
+
+        Compute the gradients of each batch in the inner loop, and take the step after it:
+
+            for step in job.steps(dataset, batch_size=64):
+                for x, y in step:
+                    loss_of(model(x), y).backward()
+                optimizer.step()
+
+        The arguments are those of `batches`. A worker may have no batch in a step.
+        """
+        fetch = _records.fetcher(dataset, collate)
+        self._open(_records.count(dataset), batch_size, epochs, shuffle)
+        self._loop.is_nested = True
+        return self._steps(fetch)
+
     def records(
         self, n_records: int, batch_size: int = 64, epochs: int = 1, shuffle: bool = True
     ) -> Iterator[np.ndarray]:
         """Like `batches`, but returns only the indices of the records (int64)."""
+        self._open(n_records, batch_size, epochs, shuffle)
+        return self._turns()
+
+    def _open(self, n_records: int, batch_size: int, epochs: int, shuffle: bool) -> None:
         self.plan(n_records, batch_size, epochs, shuffle)
         if self._loop is not None:
             raise RuntimeError(
@@ -235,7 +292,6 @@ class Job:
             )
         self._loop = self._open_loop(self)
         self._connect()
-        return self._turns()
 
     def plan(self, n_records: int, batch_size: int, epochs: int, shuffle: bool) -> None:
         """Sets the data of the loop, from which the number of steps follows."""
@@ -254,7 +310,12 @@ class Job:
             )
         self.attach(model)
         self._check_known()
-        if turn.has_parameters:
+        if self._own.is_on:
+            self._own.hand_over(_number(loss))
+            if self._own.is_over:  # The job continues without this worker, or was stopped.
+                self._is_over = True
+                sys.exit(0)
+        elif turn.has_parameters:
             self._model.take()
         turn.is_reduced = True
         turn.loss = loss
@@ -267,14 +328,20 @@ class Job:
         self.attach(model)
 
     def commit(self, loss: Any = None) -> None:
-        """Ends the iteration: the job can take the step and mark the batch's records as done."""
+        """Ends the iteration: the job can take the step and mark the batch's records as done.
+
+        If your code takes the steps, it has taken this one before the call.
+        """
         turn = self._current("commit")
         if not turn.is_reduced:
             raise RuntimeError(
                 "`job.commit()` was called before `job.allreduce(model)`; call `allreduce` first"
             )
         self._turn = None
-        if turn.has_parameters:
+        if self._own.is_on:
+            self._loop.committed(self._own)
+            self._own.commit(self._is_schedule_due())
+        elif turn.has_parameters:
             loss = turn.loss if loss is None else loss
             self._loop.computed(_number(loss))
         else:
@@ -305,6 +372,7 @@ class Job:
         bare = getattr(optimizer, "optimizer", optimizer)
         if self._optimizer is None:
             _torch_loop.check_optimizer(bare)
+            self._own.register("optimizer", bare)
             self._optimizer = bare
         elif self._optimizer is not bare:
             raise RuntimeError("the job already has another optimizer; it can only use one")
@@ -313,7 +381,7 @@ class Job:
         """Connects the model to the loop once both exist."""
         if self._loop is not None and self._model is not None:
             self._model.keep()
-            self._model.follow(self.total_steps, self.steps_per_epoch)
+            self._model.plan(self.total_steps, self.steps_per_epoch)
             self._loop.attach(self._model)
 
     def _check_known(self) -> None:
@@ -335,34 +403,78 @@ class Job:
 
     def _turns(self) -> Iterator[np.ndarray]:
         while True:
-            if self._turn is not None:
+            # The user's own step needs no `commit`.
+            if self._turn is not None and not (self._own.is_on and self._turn.is_reduced):
                 raise RuntimeError(
                     "the next batch was requested before `job.commit()`; call it at the end of "
                     "each iteration, and keep `num_workers` of a DataLoader at 0"
                 )
-            turn = self._next()
+            turn = self._next(self._own.next_turn)
             if turn is None:
                 return
-            records, seed, self.step, self._leads = turn
-            self._turn = _Turn(has_parameters=self._model is not None)
-            if self._model is not None:
-                self._model.begin(seed, self.step)
-            else:
-                _records.reseed(seed)
-            yield records.astype(np.int64)
+            yield self._begin(turn)
 
-    def _next(self) -> Any:
-        self._is_over = True  # If the job's loop has failed.
-        turn = self._loop.next()
-        self._is_over = turn is None
-        if turn is not None:
+    def _steps(self, fetch: Callable[[np.ndarray], Any]) -> Iterator[Iterator[Any]]:
+        while self._next(self._own.has_step):
+            if not self._own.is_on:
+                raise RuntimeError(
+                    "`job.steps()` needs steps that your code takes, but the job takes them; use "
+                    "`job.batches()`, or start the job without --step=rust"
+                )
+            yield self._lanes(fetch)
+            if not self._own.is_step:
+                raise RuntimeError(
+                    "the next step was requested before the last batch of this one; iterate over "
+                    "each step of `job.steps(…)` to its end"
+                )
+
+    def _lanes(self, fetch: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+        while (turn := self._own.next_lane()) is not None:
+            yield fetch(self._begin(turn))
+            if self._turn is not None and not self._turn.is_reduced:
+                self.allreduce()
+            self._turn = None
+
+    def _begin(self, turn: Request) -> np.ndarray:
+        """Prepares an iteration; returns the indices of its records."""
+        records, seed, step, leads = turn
+        self._set_place(step, leads)
+        self._turn = _Turn(has_parameters=self._model is not None)
+        if self._model is not None:
+            self._model.begin(seed, step)
+        else:
+            _records.reseed(seed)
+        return records.astype(np.int64)
+
+    def _set_place(self, step: int, leads: bool) -> None:
+        self.step, self._leads = step, leads
+
+    def _is_schedule_due(self) -> bool:
+        """Whether a schedule that the job was given advances after this step."""
+        is_last = (self.step + 1) % self.steps_per_epoch == 0
+        return is_last or not self._model.is_per_epoch
+
+    def _next(self, own_next: Callable[[], Any]) -> Any:
+        self._turn = None
+        if self._own.is_on:
+            turn = own_next()
+        else:
+            self._is_over = True  # If the job's loop has failed.
+            turn = self._loop.next()
+            self._is_over = turn is None
+            if turn is not None and self._loop.is_script:
+                self._own.start(self._loop, self._model, turn)
+                turn = own_next()
+        self._is_over = not turn
+        if turn:
             return turn
+        self._own.unguard()
         end = self._loop.end()
         if end is None or not _has_succeeded():
             # The job continues without this worker, failed or was stopped. The code after the loop
             # is only for a trained model.
             sys.exit(0)
-        self.step, self._leads = end
+        self._set_place(*end)
         _handle_signals()
         if self._model is not None:
             self._model.end()
@@ -396,7 +508,8 @@ class Job:
                 # it joins the job to report why it does not train.
                 self._loop = self._open_loop(self)
             # A failure can only be reported during an iteration.
-            if self._turn is None and self._loop.next() is None:
+            is_asked = self._turn is not None or self._own.is_asked
+            if not is_asked and self._loop.next() is None:
                 return
             self._loop.fail(why)
 
@@ -451,6 +564,21 @@ class _Worker:
         self.again = loop.again
         self.fail = loop.fail
         self.preemption = loop.preemption
+        # For steps that the user's code takes.
+        self.stepped = loop.stepped
+        self.loaded = loop.loaded
+        self.is_nested = False
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the user's code takes the steps; known with the first batch."""
+        return self._loop.is_script
+
+    def state(self, dump: Callable[[], bytes]) -> None:
+        self._loop.state(dump())
+
+    def committed(self, _own: OwnStep) -> None:
+        pass
 
     def attach(self, model: Any) -> None:
         self._loop.attach(model.incoming, model.gradient)
@@ -463,41 +591,96 @@ def _open_loop(_job: Job) -> _Worker:
 
 
 class _Description:
-    """Runs a script up to its first step to describe its model and data, before the job exists."""
+    """Runs a script up to its first step to describe its model and data, before the job exists.
+
+    If the script calls `step()` of its optimizer in this step, it takes the steps of the job, too.
+    """
 
     def __init__(self, folder: Path, job: Job) -> None:
         self._folder = folder
         self._job = job
         self._model: Any = None
+        self._choice = os.environ.get(_STEP, "auto")
+        self.is_nested = False
+        self._requests = self._make_requests()
+        self._first_values: np.ndarray | None = None
+        self._state: bytes | ZooError = b""
+
+    @property
+    def is_script(self) -> bool:
+        is_wanted = self._choice == "python" or self.is_nested
+        return self._choice != "rust" and (is_wanted or self._model is not None)
 
     def attach(self, model: Any) -> None:
         self._model = model
 
-    def next(self) -> tuple[np.ndarray, int, int, bool]:
-        # Computed even if the model is known, to report failures before the job is created.
-        plan = self._job._plan
-        return np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0, 0, False
+    def next(self) -> Request:
+        return next(self._requests)
 
     def preemption(self) -> None:
         return None
 
     def computed(self, _loss: float) -> None:
-        self._write()
+        if not self.is_script:
+            self._write(self._model.spec())
+        self._first_values = self._model.dense.copy()
 
     def again(self) -> None:
-        self._write()
+        self._write(self._model.spec())
 
-    def _write(self) -> NoReturn:
-        job, model = self._job, self._model
-        plan = job._plan
+    def state(self, dump: Callable[[], bytes]) -> None:
+        # Rejected only if it turns out to be needed.
+        try:
+            self._state = dump()
+        except ZooError as error:
+            self._state = error
+
+    def committed(self, own: OwnStep) -> None:
+        """Chooses where the steps are taken if the user's code has not taken this one."""
+        if own.n_calls > 0:
+            return
+        extra = own.objects.keys() - {"optimizer", "lr_schedule"}
+        if extra:
+            raise RuntimeError(
+                f"`{min(extra)}` was registered, but the loop does not call `optimizer.step()`; "
+                "call it between `job.allreduce(model)` and `job.commit()`"
+            )
+        own.unguard()
+        try:
+            if self._choice == "auto":
+                self._write(self._model.spec())
+        except ZooError as error:
+            # Rust would compute other numbers; `commit` takes the step, if the schedule allows it.
+            self._model.check_schedule(error)
+        else:
+            self._model.check_schedule()
+        own.guard()
+
+    def stepped(self) -> NoReturn:
+        if isinstance(self._state, ZooError):
+            raise self._state
+        spec = self._model.script_spec(self._job._own.is_implicit)
+        (self._folder / "first_state.bin").write_bytes(self._state)
+        self._write(spec)
+
+    def _make_requests(self) -> Iterator[Request]:
+        plan = self._job._plan
+        # Computed even if the model is known, to report failures before the job is created.
+        yield np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0, 0, False
+        yield "state", None, 0, False
+        yield "step", (0, 0.0), 0, False
+
+    def _write(self, spec: dict[str, Any]) -> NoReturn:
+        plan = self._job._plan
+        values = self._model.dense if self._first_values is None else self._first_values
         description = {
             "n_records": plan.n_records,
             "minibatch_size": plan.batch_size,
             "num_epochs": plan.epochs,
             "shuffle": plan.shuffle,
-            "model": model.spec(job.total_steps, job.steps_per_epoch),
+            "model": spec,
         }
-        model.dense.astype("<f4").tofile(self._folder / "first_values.f32")
+        values.astype("<f4").tofile(self._folder / "first_values.f32")
         (self._folder / "model.json").write_text(json.dumps(description))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -50,11 +50,7 @@ def from_torch(
     kind = _kind(optimizer, _TORCH, "torch")
     group = _one_group(optimizer)
     _refuse(optimizer, group, _TORCH_REFUSED)
-    base = group.get("initial_lr", group["lr"])
-    lr_decay = float(group.get("lr_decay", 0.0))
-    rate, factors = _schedules.from_torch(float(base), schedule, lr_decay, n_steps, epoch_steps)
-    momentum = _schedules.momentum(group)
-    changes = _schedules.torch_momentum(momentum, schedule, n_steps, epoch_steps)
+    rate, factors, changes = _schedules.from_torch(group, schedule, n_steps, epoch_steps)
     return {
         "kind": kind,
         "learning_rate": rate,

@@ -59,41 +59,27 @@ def interval(schedule: Any, every: str | None) -> str:
 
 
 def from_torch(
-    base: float,
-    schedule: Any,
-    lr_decay: float,
-    n_steps: int | None,
-    epoch_steps: int | None = None,
-) -> Rated:
-    """Returns the rate and the schedule of a PyTorch optimizer.
+    group: dict[str, Any], schedule: Any, n_steps: int | None, epoch_steps: int | None = None
+) -> tuple[float, Schedule, Schedule | None]:
+    """Returns the rate of a PyTorch optimizer, its schedule, and that of a changing momentum.
 
-    `lr_decay` is that of Adagrad, applied in addition to the schedule. `epoch_steps` is the number
-    of steps per epoch for a schedule that counts epochs.
+    `group` has the optimizer's options; `lr_decay` of Adagrad is applied in addition to the
+    schedule. `epoch_steps` is the number of steps per epoch for a schedule that counts epochs.
     """
+    lr_decay = float(group.get("lr_decay", 0.0))
     if schedule is None:
+        base = float(group.get("initial_lr", group["lr"]))
         if lr_decay:
-            return base, {"inverse_time": {"every": 1, "factor": lr_decay, "staircase": False}}
-        return base, "constant"
+            numbers = {"every": 1, "factor": lr_decay, "staircase": False}
+            return base, {"inverse_time": numbers}, None
+        return base, "constant", None
     is_plain = getattr(schedule, "last_epoch", 1) == 0 and not lr_decay and epoch_steps is None
     known = _of_library(schedule, _TORCH, "torch") if is_plain else None
     if known is not None:
-        return known
-    rates, _ = torch_values(schedule, _needed(n_steps, schedule), epoch_steps)
-    return _table(_decayed(rates, lr_decay))
-
-
-def torch_momentum(
-    base: float, schedule: Any, n_steps: int | None, epoch_steps: int | None = None
-) -> Schedule | None:
-    """Returns the schedule of the momentum, or of the first beta, if a scheduler changes it."""
-    if not hasattr(schedule, "get_last_lr") or _of_library(schedule, _TORCH, "torch") is not None:
-        return None
-    _, momenta = torch_values(schedule, _needed(n_steps, schedule), epoch_steps)
-    if momenta is None:
-        return None
-    starts = np.flatnonzero(np.diff(momenta, prepend=np.nan) != 0.0)
-    factors = [float(f"{momenta[start] / base:.{_DIGITS}g}") for start in starts]
-    return {"table": {"starts": starts.tolist(), "factors": factors}}
+        return *known, None
+    rates, momenta = torch_values(schedule, _needed(n_steps, schedule), epoch_steps)
+    changes = None if momenta is None else _runs(momenta, momentum(group))
+    return *_table(_decayed(rates, lr_decay)), changes
 
 
 def torch_values(
@@ -162,8 +148,14 @@ def _table(rates: np.ndarray) -> Rated:
         )
     if len(starts) == 1 and rates[0] > 0.0:
         return rate, "constant"
-    factors = [float(f"{rates[start] / rate:.{_DIGITS}g}") for start in starts]
-    return rate, {"table": {"starts": starts.tolist(), "factors": factors}}
+    return rate, _runs(rates, rate)
+
+
+def _runs(values: np.ndarray, base: float) -> Schedule:
+    """Returns runs of equal factors of `base`."""
+    starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0.0)
+    factors = [float(f"{values[start] / base:.{_DIGITS}g}") for start in starts]
+    return {"table": {"starts": starts.tolist(), "factors": factors}}
 
 
 def _shortest(number: Any) -> float:
@@ -269,15 +261,24 @@ _KERAS: dict[str, Callable[[Any], Rated | None]] = {
 # PyTorch.
 
 
-def _scheduler_values(schedule: Any, n_values: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the rates and momenta that the scheduler sets, and restores its state."""
+def is_steppable(schedule: Any) -> bool:
+    """Whether it is a scheduler with state that does not depend on a metric."""
+    if not hasattr(schedule, "state_dict"):
+        return False
     try:
         inspect.signature(schedule.step).bind()
     except TypeError:
+        return False
+    return True
+
+
+def _scheduler_values(schedule: Any, n_values: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the rates and momenta that the scheduler sets, and restores its state."""
+    if not is_steppable(schedule):
         raise ZooError(
             f"the scheduler `{type(schedule).__name__}` depends on a metric, which is not known "
             "before training; use one that depends only on the step, such as StepLR"
-        ) from None
+        )
     optimizer = schedule.optimizer
     state = copy.deepcopy(schedule.state_dict())
     options = [

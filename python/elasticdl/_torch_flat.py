@@ -101,9 +101,7 @@ class Flat:
 
     def keep(self) -> None:
         """Makes the current values of the buffers their initial values."""
-        for buffer in self.layout.buffers:
-            buffer.take_back()
-        self._dense_state.copy_(self._state)
+        self.take_values()
         for constant in self.layout.constants:
             constant.keep_first()
 
@@ -119,6 +117,19 @@ class Flat:
         """Drops gradients left by a failed pass."""
         for parameter in self._trainable:
             parameter.grad = None
+
+    def give_gradients(self) -> None:
+        """Sets the gradients of the parameters from `gradient`, and adds its changes to buffers."""
+        self._dense_state.add_(self._state_change)
+        self.reset()
+        for parameter, gradient in zip(self._trainable, self._gradients):
+            parameter.grad = gradient
+
+    def take_values(self) -> None:
+        """Writes the values of the buffers to `dense`, where the parameters already are."""
+        for buffer in self.layout.buffers:
+            buffer.take_back()
+        self._dense_state.copy_(self._state)
 
     def reseed(self, seed: int) -> None:
         """Seeds all random number generators for a pass."""
@@ -183,9 +194,10 @@ def make_repeatable(n_threads: int) -> None:
         torch.from_numpy(read_only)
 
 
-def freeze_unheld(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Freezes parameters that are not in the optimizer."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def freeze_unheld(module: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    """Freezes parameters that are not in any of the optimizers."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.requires_grad_(id(parameter) in held)

@@ -62,13 +62,19 @@ class LoopModel:
         optimizer: torch.optim.Optimizer,
         schedule: Any = None,
         schedule_every: str | None = None,
+        registered: list[Any] | None = None,
     ) -> None:
         _torch_flat.make_repeatable(torch.get_num_threads())
-        _torch_flat.freeze_unheld(module, optimizer)
+        registered = [optimizer, *(registered or [])]
+        _torch_flat.freeze_unheld(module, *(o for o in registered if hasattr(o, "param_groups")))
+        kinds = [kind.__name__ for value in registered for kind in type(value).__mro__]
+        self._is_scaled = "GradScaler" in kinds  # Of any module: torch has moved it.
         self.module = module
         self._optimizer = optimizer
         self._schedule = schedule
-        self._is_per_epoch = _schedules.interval(schedule, schedule_every) == "epoch"
+        self.is_per_epoch = _schedules.interval(schedule, schedule_every) == "epoch"
+        # Steps of the job, and of an epoch.
+        self._n_steps = self._epoch_steps = 0
         self._options = _options(optimizer)
         # The learning rate and the momentum of each step, if a schedule changes them.
         self._rates: np.ndarray | None = None
@@ -78,26 +84,54 @@ class LoopModel:
         self._flat = Flat(module)
         self.dense, self.gradient = self._flat.dense, self._flat.gradient
         self.incoming = self.dense.copy()
-        optimizer.register_step_pre_hook(_refuse_step)
+        self._refusal = optimizer.register_step_pre_hook(_refuse_step)
+        # Whether the user's code takes the steps.
+        self._is_script = False
 
-    def spec(self, n_steps: int, epoch_steps: int) -> dict[str, Any]:
-        """Returns the model's spec; the job takes `n_steps` steps, `epoch_steps` per epoch."""
-        counted = epoch_steps if self._is_per_epoch else None
+    def plan(self, n_steps: int, epoch_steps: int) -> None:
+        """The job takes `n_steps` steps, `epoch_steps` per epoch."""
+        self._n_steps, self._epoch_steps = n_steps, epoch_steps
+
+    def spec(self) -> dict[str, Any]:
+        """Returns the model's spec."""
+        counted = self._epoch_steps if self.is_per_epoch else None
+        optimizer = _optimizers.from_torch(self._optimizer, self._schedule, self._n_steps, counted)
+        return self._spec(self._flat.spec(self._optimizer), optimizer)
+
+    def check_schedule(self, error: ZooError | None = None) -> None:
+        """Rejects schedules that cannot be followed if steps are taken in Python.
+
+        `error` says why they are not taken in Rust.
+        """
+        if self._schedule is not None and not _schedules.is_steppable(self._schedule):
+            raise error or ZooError(
+                "steps are taken in Python, which cannot follow the learning-rate schedule; use a "
+                "scheduler of torch.optim.lr_scheduler, such as LambdaLR. If it needs a metric, "
+                "call `optimizer.step()` and `scheduler.step(metric)` in your loop"
+            )
+
+    def script_spec(self, follows_schedule: bool) -> dict[str, Any]:
+        """Returns the model's spec for a job whose script takes the steps."""
+        if self._schedule is not None and not follows_schedule:
+            raise ZooError(
+                "a learning-rate schedule was passed to the job, but your loop takes the optimizer "
+                "steps; pass a scheduler by another name, as in `elasticdl.init(model, optimizer, "
+                "scheduler=scheduler)`, and call its `step()` after `optimizer.step()`"
+            )
+        rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+        kind = {"script": {"nonfinite": self._is_scaled}}
+        params = self._flat.layout.spec(lambda _: False)
+        return self._spec(params, {"kind": kind, "learning_rate": rate})
+
+    def _spec(self, params: Any, optimizer: dict[str, Any]) -> dict[str, Any]:
         return {
             "name": type(self.module).__name__,
-            "params": self._flat.spec(self._optimizer),
+            "params": params,
             "tables": [],
             "inputs": [],
             "metrics": _metrics.describe(None),
-            "optimizer": _optimizers.from_torch(self._optimizer, self._schedule, n_steps, counted),
+            "optimizer": optimizer,
         }
-
-    def follow(self, n_steps: int, epoch_steps: int) -> None:
-        """Evaluates the schedule, so that the optimizer has the learning rate of each step."""
-        if self._schedule is not None:
-            counted = epoch_steps if self._is_per_epoch else None
-            values = _schedules.torch_values(self._schedule, n_steps, counted)
-            self._rates, self._momenta = values
 
     def keep(self) -> None:
         """Makes the current values of the module its initial values, as after `load_state_dict`."""
@@ -106,9 +140,9 @@ class LoopModel:
 
     def begin(self, seed: int, step: int) -> None:
         """Prepares the module and the optimizer for an iteration."""
-        self._check_options()
-        if self._rates is not None:
-            self._set_options(min(step, len(self._rates) - 1))
+        if not self._is_script:
+            self._check_options()
+            self._follow_schedule(step)
         self.receive()
         self._flat.forget_gradients()
         self._flat.reseed(seed)
@@ -132,15 +166,41 @@ class LoopModel:
         np.copyto(self.dense, self.incoming)
         self._flat.reset()
 
+    def allow_steps(self) -> None:
+        """Lets the user's code take the steps."""
+        self._refusal.remove()
+        self._is_script = True
+
+    def begin_step(self, seed: int) -> None:
+        """Prepares the module for a step by the mean gradient of all lanes, in `gradient`."""
+        self.receive()
+        self._reseeder.reseed = None
+        self._flat.give_gradients()
+        self._flat.reseed(seed)
+
+    def end_step(self) -> None:
+        """Passes the parameters and buffers after a step to the job."""
+        self._flat.forget_gradients()
+        self._flat.take_values()
+        np.copyto(self.incoming, self.dense)
+
     def take(self) -> None:
         """Fills `gradient` with the gradients of the iteration."""
-        self._check_options()
+        if not self._is_script:
+            self._check_options()
         self._reseeder.reseed = None
         self._flat.take_changes()
         self._flat.fill_gradient()
 
-    def _set_options(self, step: int) -> None:
+    def _follow_schedule(self, step: int) -> None:
         """Shows the values of the schedule to the user's code."""
+        if self._schedule is None:
+            return
+        if self._rates is None:
+            counted = self._epoch_steps if self.is_per_epoch else None
+            values = _schedules.torch_values(self._schedule, self._n_steps, counted)
+            self._rates, self._momenta = values
+        step = min(step, len(self._rates) - 1)
         rate = float(self._rates[step])
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -188,5 +248,7 @@ class _Reseeder:
 def _refuse_step(*_: Any) -> None:
     raise RuntimeError(
         "`optimizer.step()` was called, but the job takes the steps; call `job.commit()` instead, "
-        "or use `optimizer = elasticdl.torch.DistributedOptimizer(optimizer, job)`"
+        "or use `optimizer = elasticdl.torch.DistributedOptimizer(optimizer, job)`. To take the "
+        "steps in your loop, pass model and optimizer to `elasticdl.init(model, optimizer)` and "
+        "call `optimizer.step()` in every iteration, between `job.allreduce()` and `job.commit()`"
     )

@@ -37,6 +37,8 @@ class FakeLoop:
 
     turns: list[tuple[list[int], int]] = TWO_TURNS
     last_step: tuple[int, bool] | None = (2, True)
+    is_script = False
+    stepped = loaded = None
 
     def __init__(self) -> None:
         self.waiting = list(self.turns)
@@ -163,14 +165,18 @@ def test_the_number_of_steps_is_known_once_the_batches_are(monkeypatch, lanes):
     assert len(sampler) == len(DataLoader(range(10), batch_sampler=sampler)) == job.total_steps
 
 
-def test_a_worker_without_the_final_parameters_does_not_continue_after_its_loop(monkeypatch):
-    monkeypatch.setattr(FakeLoop, "last_step", None)
+def check_loop_exits() -> None:
     model, optimizer = linear()
     job = elasticdl.init(model, optimizer)
     with pytest.raises(SystemExit) as left:
         for batch in job.batches(DATA):
             turn(job, model, batch)
     assert left.value.code == 0
+
+
+def test_a_worker_without_the_final_parameters_does_not_continue_after_its_loop(monkeypatch):
+    monkeypatch.setattr(FakeLoop, "last_step", None)
+    check_loop_exits()
 
 
 def test_signals_are_pythons_again_after_the_loop():
@@ -487,12 +493,7 @@ def test_the_end_of_the_job_is_no_failure():
 @pytest.mark.parametrize("state", ["running", "failed", "stopped"])
 def test_only_workers_of_a_trained_model_continue_after_their_loop(tmp_path, state):
     (tmp_path / "status.json").write_text(json.dumps({"state": state}))
-    model, optimizer = linear()
-    job = elasticdl.init(model, optimizer)
-    with pytest.raises(SystemExit) as left:
-        for batch in job.batches(DATA):
-            turn(job, model, batch)
-    assert left.value.code == 0
+    check_loop_exits()
     assert [heard[0] for heard in FakeLoop.last.heard] == ["computed", "computed"]
 
 

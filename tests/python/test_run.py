@@ -59,8 +59,9 @@ def weights(job: Path) -> str:
     return hashlib.sha256((job / "output" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_the_example_learns_with_two_workers(cluster: Cluster) -> None:
-    cluster.run("run", "--workers=2", "--job_name=own", EXAMPLE)
+@pytest.mark.parametrize("example", [EXAMPLE, "examples/torch_own_step.py"])
+def test_the_examples_learn_with_two_workers(cluster: Cluster, example: str) -> None:
+    cluster.run("run", "--workers=2", "--job_name=own", example)
     cluster.run("audit", "own")
     logs = cluster.log("own", "worker-0") + cluster.log("own", "worker-1")
     (accuracy,) = re.findall(r"^accuracy ([0-9.]+)$", logs, re.MULTILINE)

@@ -11,6 +11,8 @@ use crate::spec::JobSpec;
 pub const KEY: &str = "job.key";
 /// File name of the initial values that a model provides itself.
 pub const FIRST_VALUES: &str = "first_values.safetensors";
+/// File name of the initial state of a training script that takes its own optimizer steps.
+pub const FIRST_STATE: &str = "first_state.bin";
 
 /// The folder of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]

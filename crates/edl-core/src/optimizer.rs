@@ -94,6 +94,12 @@ pub enum OptimizerKind {
         beta_1: f64,
         beta_2: f64,
     },
+    /// The training script takes the steps, with its own optimizer and state.
+    Script {
+        /// It handles gradients that are not finite, as a gradient scaler does.
+        #[serde(default)]
+        nonfinite: bool,
+    },
 }
 
 impl OptimizerKind {
@@ -110,7 +116,8 @@ impl OptimizerKind {
             | Self::Sgd
             | Self::Adagrad { .. }
             | Self::Ftrl { .. }
-            | Self::Adadelta { .. } => None,
+            | Self::Adadelta { .. }
+            | Self::Script { .. } => None,
         }
     }
 }
@@ -174,6 +181,12 @@ impl OptimizerSpec {
             *momentum *= self.momentum_schedule.factor(step);
         }
         kind
+    }
+
+    /// Whether the training script takes the steps.
+    #[must_use]
+    pub fn is_script(&self) -> bool {
+        matches!(self.kind, OptimizerKind::Script { .. })
     }
 
     /// Whether weights shrink before the step, rather than their penalty joining the gradient.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A custom training loop as a model: the worker runs on a separate thread, and each pass of its model
-//! is one iteration of the user's loop.
+//! is one iteration of the user's loop. If the user's code takes the optimizer steps, each step and
+//! each access to its state is one more request to the loop.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -10,42 +12,49 @@ use std::time::Duration;
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
 use edl_tensor::batch::Batch;
-use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+use edl_tensor::model::{Error, Gradient, Inputs, Mean, Model, Outcome, Predictions};
 use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
 
 /// How long a failed loop waits for the next retry.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
 
-/// One iteration of the user's loop.
-struct Turn {
-    records: Vec<u64>,
-    seed: u64,
-    at: At,
+/// What the loop has to do next.
+enum Request {
+    /// One iteration.
+    Turn { records: Vec<u64>, seed: u64 },
+    /// An optimizer step by the gradient in the loop's array.
+    Step { seed: u64, loss: f32 },
+    /// The state of everything that the step depends on, for others.
+    State,
+    /// Replaces that state.
+    Load(Vec<u8>),
 }
 
 /// The number of steps before, and whether this worker leads the others.
 type At = (u64, bool);
 
-/// The result of an iteration.
+/// The result of a request.
 enum Answer {
     Computed {
         loss: f32,
     },
     /// The parameters were not set: repeat the iteration.
     Again,
-    Failed(String),
+    Stepped,
+    State(Vec<u8>),
+    Loaded,
 }
-
-/// The same for Python: records, seed, step and whether this worker leads.
-type PyTurn = (Py<PyArray1<u64>>, u64, u64, bool);
 
 /// What the worker and the user's loop share.
 #[derive(Default)]
 struct Shared {
     /// The user's arrays, once the model is known.
     arrays: Mutex<Option<Attached>>,
+    /// Whether the user's code takes the optimizer steps.
+    is_script: AtomicBool,
     /// Where the job ended, if this worker has its final parameters.
     end: Mutex<Option<At>>,
 }
@@ -58,8 +67,8 @@ struct Attached {
 /// The worker of this process, as Python's `Job` drives it.
 #[pyclass(frozen)]
 pub(crate) struct Loop {
-    turns: Mutex<Receiver<Turn>>,
-    answers: Mutex<Option<Sender<Answer>>>,
+    requests: Mutex<Receiver<(Request, At)>>,
+    answers: Mutex<Option<Sender<Result<Answer, String>>>>,
     shared: Arc<Shared>,
     worker: Mutex<Option<thread::JoinHandle<Result<u8, String>>>>,
 }
@@ -69,19 +78,20 @@ impl Loop {
     /// Joins the job that the environment names.
     #[new]
     fn new() -> PyResult<Self> {
-        let (turn, turns) = channel();
+        let (request, requests) = channel();
         let (answers, answer) = channel();
         let shared = Arc::<Shared>::default();
         let of_model = Arc::clone(&shared);
         let open = move |spec: ModelSpec| -> edl_worker::OpenModel {
-            let model = LoopModel { spec, turn, answer, shared: of_model, at: (0, false) };
+            of_model.is_script.store(spec.optimizer.is_script(), Ordering::SeqCst);
+            let model = LoopModel { spec, request, answer, shared: of_model, at: (0, false) };
             Box::new(move |_| Ok(Box::new(model)))
         };
         let worker = thread::Builder::new().name("worker".into());
         let worker = worker.spawn(move || elasticdl::work(open));
         let worker = worker.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Self {
-            turns: Mutex::new(turns),
+            requests: Mutex::new(requests),
             answers: Mutex::new(Some(answers)),
             shared,
             worker: Mutex::new(Some(worker)),
@@ -103,16 +113,33 @@ impl Loop {
         Ok(())
     }
 
-    /// The records and the seed of the next turn, the number of steps before it, and whether this
-    /// worker leads the others; none at the end of the job.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<PyTurn>> {
-        let turn = py.detach(|| lock(&self.turns).recv());
-        match turn {
-            Ok(Turn { records, seed, at: (step, is_leader) }) => {
-                Ok(Some((PyArray1::from_vec(py, records).unbind(), seed, step, is_leader)))
+    /// The next request, the number of steps before it, and whether this worker leads the others. A
+    /// request is the records and the seed of a turn; `step` with a seed and the mean loss; `state` and None; or `load`
+    /// and the state. None at the end of the job.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let request = py.detach(|| lock(&self.requests).recv());
+        let Ok((request, (step, is_leader))) = request else {
+            return self.ended(py).map(|()| None);
+        };
+        let request = match request {
+            Request::Turn { records, seed } => {
+                (PyArray1::from_vec(py, records), seed, step, is_leader).into_pyobject(py)
             }
-            Err(_) => self.ended(py).map(|()| None),
-        }
+            Request::Step { seed, loss } => {
+                ("step", (seed, loss), step, is_leader).into_pyobject(py)
+            }
+            Request::State => ("state", py.None(), step, is_leader).into_pyobject(py),
+            Request::Load(state) => {
+                ("load", PyBytes::new(py, &state), step, is_leader).into_pyobject(py)
+            }
+        };
+        request.map(Some)
+    }
+
+    /// Whether the user's code takes the optimizer steps; known from the first request on.
+    #[getter]
+    fn is_script(&self) -> bool {
+        self.shared.is_script.load(Ordering::SeqCst)
     }
 
     /// After the end of the job: the number of its steps, and whether this worker leads the others;
@@ -128,27 +155,42 @@ impl Loop {
 
     /// Hands the gradient of the turn over, with its mean loss.
     fn computed(&self, loss: f32) {
-        self.answer(Answer::Computed { loss });
+        self.answer(Ok(Answer::Computed { loss }));
     }
 
     /// Asks for the same turn again, with the parameters set.
     fn again(&self) {
-        self.answer(Answer::Again);
+        self.answer(Ok(Answer::Again));
+    }
+
+    /// The step is taken, and its parameters are in their array.
+    fn stepped(&self) {
+        self.answer(Ok(Answer::Stepped));
+    }
+
+    /// Hands over the state that was requested.
+    fn state(&self, state: &[u8]) {
+        self.answer(Ok(Answer::State(state.to_vec())));
+    }
+
+    /// The state is loaded.
+    fn loaded(&self) {
+        self.answer(Ok(Answer::Loaded));
     }
 
     /// Reports an error of the user's code for every retry until the job fails.
     fn fail(&self, py: Python<'_>, why: String) {
-        self.answer(Answer::Failed(why.clone()));
+        self.answer(Err(why.clone()));
         py.detach(|| {
-            while lock(&self.turns).recv_timeout(RETRY_LIMIT).is_ok() {
-                self.answer(Answer::Failed(why.clone()));
+            while lock(&self.requests).recv_timeout(RETRY_LIMIT).is_ok() {
+                self.answer(Err(why.clone()));
             }
         });
     }
 }
 
 impl Loop {
-    fn answer(&self, answer: Answer) {
+    fn answer(&self, answer: Result<Answer, String>) {
         if let Some(answers) = &*lock(&self.answers) {
             // A worker that is gone needs no answer.
             let _gone = answers.send(answer);
@@ -171,8 +213,8 @@ impl Loop {
 /// The model that the worker's loop sees.
 struct LoopModel {
     spec: ModelSpec,
-    turn: Sender<Turn>,
-    answer: Receiver<Answer>,
+    request: Sender<(Request, At)>,
+    answer: Receiver<Result<Answer, String>>,
     shared: Arc<Shared>,
     at: At,
 }
@@ -180,15 +222,23 @@ struct LoopModel {
 impl LoopModel {
     /// Writes the parameters where the user's model reads them, if it is known.
     fn set(&self, dense: &[f32]) -> Result<(), Error> {
+        self.write(|attached| &attached.dense, dense)
+    }
+
+    fn write(
+        &self,
+        array: impl FnOnce(&Attached) -> &Py<PyArray1<f32>>,
+        numbers: &[f32],
+    ) -> Result<(), Error> {
         Python::attach(|py| {
             let arrays = lock(&self.shared.arrays);
             let Some(attached) = &*arrays else { return Ok(()) };
             let written =
-                attached.dense.bind(py).try_readwrite().map_err(|error| error.to_string());
+                array(attached).bind(py).try_readwrite().map_err(|error| error.to_string());
             let mut written = written.map_err(Error::Other)?;
             match written.as_slice_mut() {
-                Ok(slice) if slice.len() == dense.len() => {
-                    slice.copy_from_slice(dense);
+                Ok(slice) if slice.len() == numbers.len() => {
+                    slice.copy_from_slice(numbers);
                     Ok(())
                 }
                 Ok(_) | Err(_) => Err(Error::Other(
@@ -200,16 +250,27 @@ impl LoopModel {
         })
     }
 
-    fn take(&self, gradient: &mut Gradient) -> Result<(), Error> {
+    /// Passes the numbers of one of the loop's arrays to `use_them`.
+    fn read(
+        &self,
+        array: impl FnOnce(&Attached) -> &Py<PyArray1<f32>>,
+        use_them: impl FnOnce(&[f32]),
+    ) -> Result<(), Error> {
         Python::attach(|py| {
             let arrays = lock(&self.shared.arrays);
             let attached = arrays.as_ref().ok_or_else(no_model)?;
-            let read = attached.gradient.bind(py).try_readonly().map_err(|error| error.to_string());
+            let read = array(attached).bind(py).try_readonly().map_err(|error| error.to_string());
             let read = read.map_err(Error::Other)?;
-            gradient.dense.clear();
-            gradient.dense.extend_from_slice(read.as_slice().map_err(|_| no_model())?);
+            use_them(read.as_slice().map_err(|_| no_model())?);
             Ok(())
         })
+    }
+
+    /// Has the loop do something, and waits for its answer.
+    fn ask(&self, request: Request) -> Result<Answer, Error> {
+        let over = || Error::Other("the training loop exited before the job finished".into());
+        self.request.send((request, self.at)).map_err(|_| over())?;
+        self.answer.recv().map_err(|_| over())?.map_err(Error::Other)
     }
 }
 
@@ -230,18 +291,40 @@ impl Model for LoopModel {
     ) -> Result<Outcome, Error> {
         loop {
             self.set(inputs.dense)?;
-            let turn = Turn { records: inputs.batch.records.clone(), seed, at: self.at };
-            let over = |_| Error::Other("the training loop exited before the job finished".into());
-            self.turn.send(turn).map_err(|_| over(()))?;
-            match self.answer.recv().map_err(|_| over(()))? {
+            let records = inputs.batch.records.clone();
+            match self.ask(Request::Turn { records, seed })? {
                 Answer::Computed { loss } => {
-                    self.take(gradient)?;
+                    let take = |numbers: &[f32]| {
+                        gradient.dense.clear();
+                        gradient.dense.extend_from_slice(numbers);
+                    };
+                    self.read(|attached| &attached.gradient, take)?;
                     return Ok(Outcome { loss });
                 }
                 Answer::Again => {}
-                Answer::Failed(why) => return Err(Error::Other(why)),
+                Answer::Stepped | Answer::State(_) | Answer::Loaded => return Err(unexpected()),
             }
         }
+    }
+
+    fn step(&mut self, mean: Mean<'_>, seed: u64, dense: &mut [f32]) -> Result<(), Error> {
+        self.set(dense)?;
+        self.write(|attached| &attached.gradient, mean.gradient)?;
+        let request = Request::Step { seed, loss: mean.loss };
+        let Answer::Stepped = self.ask(request)? else { return Err(unexpected()) };
+        self.read(|attached| &attached.dense, |numbers| dense.copy_from_slice(numbers))
+    }
+
+    fn state(&mut self) -> Result<Vec<u8>, Error> {
+        let Answer::State(state) = self.ask(Request::State)? else { return Err(unexpected()) };
+        Ok(state)
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), Error> {
+        let Answer::Loaded = self.ask(Request::Load(state.to_vec()))? else {
+            return Err(unexpected());
+        };
+        Ok(())
     }
 
     fn evaluate(&mut self, _inputs: Inputs<'_>, _: &mut Measures) -> Result<Outcome, Error> {
@@ -265,6 +348,10 @@ impl Model for LoopModel {
 
 fn no_model() -> Error {
     Error::Other("the training loop passed a gradient without a model".into())
+}
+
+fn unexpected() -> Error {
+    Error::Other("the training loop gave an answer to another request".into())
 }
 
 fn no_pass(what: &str) -> Error {

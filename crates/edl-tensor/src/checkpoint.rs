@@ -32,6 +32,8 @@ pub use origin::Origin;
 pub const FORMAT: u32 = 1;
 /// The format with dense parameters and rows in separate partitions.
 pub const FORMAT_APART: u32 = 2;
+/// The format of a partition's file that also holds the state of the training script.
+pub const FORMAT_SCRIPT: u32 = 3;
 
 const MANIFEST: &str = "manifest.json";
 /// Times that a folder is emptied into which others may still write.

@@ -16,6 +16,8 @@ use crate::model::Model;
 
 /// Name of the file in the job's folder.
 pub const FILE: &str = edl_core::job_dir::FIRST_VALUES;
+/// Name of the file with the initial state of a training script.
+const STATE_FILE: &str = edl_core::job_dir::FIRST_STATE;
 /// The flat vector of all dense parameters.
 const DENSE: &str = "dense";
 
@@ -145,6 +147,18 @@ impl<'a> File<'a> {
 
 fn unreadable(job_dir: &Path, problem: impl ToString) -> Error {
     Error::Unreadable { path: job_dir.join(FILE), problem: problem.to_string() }
+}
+
+/// Writes the initial state of a training script, unless it exists.
+pub fn write_state(job_dir: &Path, state: &[u8]) -> Result<(), Error> {
+    write_once(job_dir, STATE_FILE, state)?;
+    Ok(())
+}
+
+/// Reads the initial state of a training script.
+pub fn read_state(job_dir: &Path) -> Result<Vec<u8>, Error> {
+    let path = job_dir.join(STATE_FILE);
+    Ok(fs::read(&path).map_err(at("read", &path))?)
 }
 
 #[cfg(test)]

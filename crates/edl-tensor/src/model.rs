@@ -9,6 +9,13 @@ use edl_core::model::ModelSpec;
 
 use crate::batch::Batch;
 
+/// The mean over all records of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Mean<'a> {
+    pub gradient: &'a [f32],
+    pub loss: f32,
+}
+
 /// A model as the training loop sees it.
 pub trait Model: Send {
     fn spec(&self) -> &ModelSpec;
@@ -69,6 +76,23 @@ pub trait Model: Send {
     /// model that shows them to its user. Workers of AllReduce say so before each pass and before
     /// `finish`.
     fn at(&mut self, _step: u64, _is_leader: bool) {}
+
+    /// Takes an optimizer step by the mean gradient of all lanes, where the optimizer is
+    /// `OptimizerKind::Script`: changes `dense` and the state of the script. The result follows from
+    /// these and `seed` alone. After an error, all later calls must fail.
+    fn step(&mut self, _mean: Mean<'_>, _seed: u64, _dense: &mut [f32]) -> Result<(), Error> {
+        Err(Error::Other("the model takes no optimizer steps".into()))
+    }
+
+    /// All state that later calls of `step` depend on, except the parameters.
+    fn state(&mut self) -> Result<Vec<u8>, Error> {
+        Ok(Vec::new())
+    }
+
+    /// Replaces that state.
+    fn load_state(&mut self, _state: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// The parameters that a worker of AllReduce ends with, for a model that hands them on.
     fn finish(&mut self, _dense: &[f32]) {}

@@ -65,7 +65,7 @@ impl Optimizer {
     pub fn slot_names(&self) -> &'static [&'static str] {
         let is_torch = self.spec.dialect == Dialect::Torch;
         match self.spec.kind {
-            OptimizerKind::Sgd => &[],
+            OptimizerKind::Sgd | OptimizerKind::Script { .. } => &[],
             // PyTorch gathers gradients, Keras steps.
             OptimizerKind::Momentum { .. } if is_torch => &["buffer"],
             OptimizerKind::Momentum { .. } => &["momentum"],

@@ -65,6 +65,8 @@ pub struct Partition {
     age: u64,
     /// Batches applied.
     updates: u64,
+    /// The state of the training script, as it was read; empty in most partitions.
+    state: Vec<u8>,
     /// Synchronous mode alone.
     rounds: Option<Rounds>,
     /// Where batches come in lanes.
@@ -121,6 +123,7 @@ impl Partition {
             steps: steps(*mode),
             mean: MeanBuffers::default(),
             applied,
+            state: Vec::new(),
             optimizer,
             config,
         }
@@ -260,6 +263,7 @@ impl Partition {
             copy.copy_from(table.slab());
         }
         snapshot.applied = self.applied.to_bytes(None);
+        snapshot.state.clone_from(&self.state);
     }
 
     /// Reads a partition's file. With `keep_applied`, the job that wrote it continues. Otherwise a
@@ -280,11 +284,14 @@ impl Partition {
         keep_applied: bool,
     ) -> Result<Self, codec::Error> {
         let mut partition = Self::new(config);
-        let Snapshot { header, dense, tables, applied } = snapshot;
+        let Snapshot { header, dense, tables, applied, state } = snapshot;
         let ours = partition.header();
         header.expect_fits(&ours, keep_applied)?;
         let keep_slots = header.slots == ours.slots;
         partition.dense = dense;
+        if partition.config.optimizer.is_script() {
+            partition.state = state;
+        }
         if !keep_slots {
             partition.dense.reset_slots(&partition.optimizer);
         }

@@ -287,6 +287,7 @@ fn naive_step(spec: &OptimizerSpec, step: u64, w: &mut f64, slots: &mut [f64; 3]
         OptimizerKind::Adadelta { .. }
         | OptimizerKind::Adamax { .. }
         | OptimizerKind::Nadam { .. }
-        | OptimizerKind::Lion { .. } => unreachable!("generate.py generates no such case"),
+        | OptimizerKind::Lion { .. }
+        | OptimizerKind::Script { .. } => unreachable!("generate.py generates no such case"),
     }
 }

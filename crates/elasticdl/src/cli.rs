@@ -298,6 +298,11 @@ pub(crate) struct ScriptArgs {
     /// workers]
     #[arg(long, value_name = "N")]
     pub(crate) lanes: Option<u32>,
+    /// Where optimizer steps are taken: `rust` in the job, for known optimizers; `python` in the
+    /// script, for any optimizer; `auto` in the script if it calls `optimizer.step()`, or if the job
+    /// does not know the optimizer
+    #[arg(long, value_name = "WHERE", value_parser = ["auto", "rust", "python"], default_value = "auto")]
+    pub(crate) step: String,
     /// Random seed
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -44,6 +44,10 @@ pub(crate) const IN_POD: &str = "ELASTICDL_IN_POD";
 /// The files of the description.
 const MODEL: &str = "model.json";
 const VALUES: &str = "first_values.f32";
+/// Only if the script takes the optimizer steps.
+const STATE: &str = "first_state.bin";
+/// Who takes the optimizer steps: `auto` if unset, `rust` or `python`.
+pub(crate) const STEP: &str = "ELASTICDL_STEP";
 /// A script may read much data before its first step.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(20);
@@ -56,6 +60,8 @@ pub(crate) struct Description {
     pub(crate) model: ModelSpec,
     #[serde(skip)]
     first_values: Vec<f32>,
+    #[serde(skip)]
+    first_state: Vec<u8>,
 }
 
 /// The data that a loop goes through.
@@ -126,6 +132,10 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
         std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
     let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     described.first_values = numbers.collect();
+    if described.model.optimizer.is_script() {
+        described.first_state =
+            std::fs::read(folder.path().join(STATE)).context("no initial state was saved")?;
+    }
     Ok(described)
 }
 
@@ -161,6 +171,9 @@ impl Description {
         let paths = JobDir::new(job_dir);
         write_json(&paths.loop_model(), &self.model)?;
         first_values::write(job_dir, &self.first_values)?;
+        if self.model.optimizer.is_script() {
+            first_values::write_state(job_dir, &self.first_state)?;
+        }
         // Last: once it exists, the rest is complete.
         write_json(&paths.loop_plan(), &self.plan)
     }
@@ -251,6 +264,7 @@ mod tests {
             plan: LoopPlan { n_records: 40, minibatch_size: 5, num_epochs: 2, shuffle: false },
             model: crate::models::describe(&count).unwrap(),
             first_values: vec![0.5],
+            first_state: Vec::new(),
         };
         described.save(folder.path()).unwrap();
         let mut spec = saying("x");

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::cli::{RunFlags, ScriptArgs};
 use crate::config::JobRequest;
 use crate::console::eprint;
+use crate::custom_loop::STEP;
 use crate::exit::{Exit, refuse};
 use crate::flags::{self, Given};
 use crate::jobs::Home;
@@ -146,7 +147,14 @@ fn command_line(args: &ScriptArgs) -> String {
     } else {
         python::interpreter().to_string_lossy().into_owned()
     };
-    let mut parts = if args.no_python { Vec::new() } else { vec![interpreter] };
+    // Part of the command, because it also decides how the script is described on a cluster.
+    let mut parts = match args.step.as_str() {
+        "auto" => Vec::new(),
+        step => vec!["env".into(), format!("{STEP}={step}")],
+    };
+    if !args.no_python {
+        parts.push(interpreter);
+    }
     if args.module {
         parts.push("-m".into());
     }
@@ -191,6 +199,8 @@ mod tests {
         assert_eq!(given["job_command"], "python3 /workspace/train.py --volume x");
         assert_eq!((&given["image_name"], &given["envs"]), (&"i".into(), &"A=b".into()));
         assert_eq!((&given["min_workers"], &given["num_workers"]), (&2.into(), &4.into()));
+        let own = command_line(&script(&["--step=python", "x.py"]));
+        assert_eq!(own, "env ELASTICDL_STEP=python python3 x.py");
         let refused = workers(&script(&["--nproc_per_node=auto", "x.py"])).unwrap_err();
         assert!(refused.to_string().contains("--workers"), "{refused}");
         let refused = workers(&script(&["--nproc_per_node=2:8", "x.py"])).unwrap_err().to_string();

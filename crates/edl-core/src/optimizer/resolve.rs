@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::model::ModelSpec;
 use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, JobType};
 
 /// The values of `--optimizer`, in the order of error messages.
 pub const NAMES: [&str; 13] = [
@@ -26,11 +26,20 @@ pub enum Error {
     Name { name: String },
     #[error("{flag} `{value}` must be {needs}")]
     Number { flag: &'static str, value: String, needs: &'static str },
+    #[error("{flag} has no effect: the training script takes its own optimizer steps")]
+    Script { flag: &'static str },
+    #[error(
+        "the training script takes its own optimizer steps, which parameter servers cannot do; use --distribution_strategy=AllreduceStrategy, or take the steps in Rust (ELASTICDL_STEP=rust)"
+    )]
+    ScriptOnServers,
 }
 
 /// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
 /// from Keras' default numbers. `--learning_rate` wins over the model parameter `lr`.
 pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    if model.optimizer.is_script() {
+        return script(spec, model);
+    }
     let mut chosen = match &spec.optimizer {
         None => model.optimizer.clone(),
         Some(name) => {
@@ -61,6 +70,24 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
         chosen.clip = Some(Clip::GlobalNorm(norm));
     }
     Ok(chosen)
+}
+
+/// No flag changes the steps of a training script, and only workers of AllReduce take them.
+fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    if spec.job_type == JobType::Train && !spec.is_allreduce() {
+        return Err(Error::ScriptOnServers);
+    }
+    let flags = [
+        (spec.optimizer.is_some(), "--optimizer"),
+        (spec.learning_rate.is_some(), "--learning_rate"),
+        (spec.weight_decay.is_some(), "--weight_decay"),
+        (spec.learning_rate_schedule.is_some(), "--learning_rate_schedule"),
+        (spec.clip_norm.is_some(), "--clip_norm"),
+    ];
+    match flags.into_iter().find(|(is_set, _)| *is_set) {
+        Some((_, flag)) => Err(Error::Script { flag }),
+        None => Ok(model.optimizer.clone()),
+    }
 }
 
 /// How a worker of the job clips gradients. Words that [`resolve`] refuses clip nothing: such a job
@@ -140,6 +167,7 @@ fn kind_name(kind: &OptimizerKind) -> &'static str {
         OptimizerKind::Adamax { .. } => "adamax",
         OptimizerKind::Nadam { .. } => "nadam",
         OptimizerKind::Lion { .. } => "lion",
+        OptimizerKind::Script { .. } => "script",
     }
 }
 
@@ -197,7 +225,7 @@ fn positive(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{FieldType as _, Parsed};
+    use crate::spec::{FieldType as _, Parsed, Strategy};
 
     fn model(optimizer: OptimizerSpec) -> ModelSpec {
         let name = "test".into();
@@ -223,6 +251,23 @@ mod tests {
         assert_eq!(resolve(&JobSpec::default(), &model(own.clone())), Ok(own.clone()));
         let spec = JobSpec { optimizer: Some("sgd".into()), ..JobSpec::default() };
         assert_eq!(resolve(&spec, &model(own.clone())), Ok(own));
+    }
+
+    #[test]
+    fn no_flag_changes_the_steps_of_a_training_script() {
+        let script = model(OptimizerSpec::new(OptimizerKind::Script { nonfinite: false }, 1.0));
+        let spec = |distribution_strategy, clip_norm| JobSpec {
+            distribution_strategy,
+            clip_norm,
+            ..JobSpec::default()
+        };
+        let plain = spec(Strategy::Allreduce, None);
+        assert_eq!(resolve(&plain, &script).unwrap(), script.optimizer);
+        let servers = spec(Strategy::ParameterServer, None);
+        assert_eq!(resolve(&servers, &script), Err(Error::ScriptOnServers));
+        let spec = spec(Strategy::Allreduce, Some(1.0));
+        let error = resolve(&spec, &script).unwrap_err().to_string();
+        assert!(error.starts_with("--clip_norm has no effect"), "{error}");
     }
 
     #[test]

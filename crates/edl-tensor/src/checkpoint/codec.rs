@@ -4,6 +4,7 @@
 //! ```text
 //! magic (8) | format u32 | header length u32 | header JSON
 //! | length u64 | applied set
+//! | length u64 | state of the training script (format 3 only)
 //! | dense weights | each slot of them
 //! | per table: ids u64 | rows (weights, then slots)
 //! | BLAKE3 of all before (32)
@@ -19,7 +20,7 @@ use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use serde::{Deserialize, Serialize};
 
-use super::{FORMAT, FORMAT_APART};
+use super::{FORMAT, FORMAT_SCRIPT};
 use crate::optimizer::MAX_SLOTS;
 use crate::partition::Dense;
 use crate::table::{Slab, Table};
@@ -47,6 +48,8 @@ pub struct Snapshot {
     pub tables: Vec<Slab>,
     /// The applied set, as `AppliedSet::to_bytes` makes it.
     pub applied: Vec<u8>,
+    /// The state of the training script; empty except in the first partition of its job.
+    pub state: Vec<u8>,
 }
 
 /// What a partition's file says about itself.
@@ -90,7 +93,7 @@ pub enum Error {
     #[error("the file is not a checkpoint partition")]
     Magic,
     #[error(
-        "the checkpoint has format {found}, this build reads formats {FORMAT} and {FORMAT_APART}; use the build that wrote it"
+        "the checkpoint has format {found}, this build reads formats {FORMAT} to {FORMAT_SCRIPT}; use the build that wrote it"
     )]
     Format { found: u32 },
     #[error("the header is corrupt")]
@@ -125,7 +128,8 @@ impl Snapshot {
     pub fn n_bytes(&self) -> u64 {
         let slots: usize = self.dense.slots.iter().map(Vec::len).sum();
         let rows: usize = self.tables.iter().map(|slab| slab.len() * (slab.stride() * 4 + 8)).sum();
-        ((self.dense.weights.len() + slots) * 4 + rows + self.applied.len()) as u64
+        ((self.dense.weights.len() + slots) * 4 + rows + self.applied.len() + self.state.len())
+            as u64
     }
 }
 
@@ -216,11 +220,18 @@ pub fn encode(snapshot: &Snapshot, writer: &mut impl Write) -> io::Result<(u64, 
     let header = serde_json::to_vec(&snapshot.header)?;
     let header_len = u32::try_from(header.len()).map_err(io::Error::other)?;
     sink.put(MAGIC)?;
-    sink.put(&super::format(snapshot.header.is_apart).to_le_bytes())?;
+    let has_state = !snapshot.state.is_empty();
+    assert!(!(has_state && snapshot.header.is_apart), "a training script has no tables");
+    let format = if has_state { FORMAT_SCRIPT } else { super::format(snapshot.header.is_apart) };
+    sink.put(&format.to_le_bytes())?;
     sink.put(&header_len.to_le_bytes())?;
     sink.put(&header)?;
     sink.put(&(snapshot.applied.len() as u64).to_le_bytes())?;
     sink.put(&snapshot.applied)?;
+    if has_state {
+        sink.put(&(snapshot.state.len() as u64).to_le_bytes())?;
+        sink.put(&snapshot.state)?;
+    }
     sink.put(bytemuck::cast_slice(&snapshot.dense.weights))?;
     for slot in &snapshot.dense.slots {
         sink.put(bytemuck::cast_slice(slot))?;
@@ -256,10 +267,9 @@ pub(super) fn checksum(reader: &mut (impl Read + Seek), length: u64) -> io::Resu
 /// Reads a whole file; returns the checksum of what was read and the one it carries.
 pub(crate) fn parse(reader: &mut impl Read) -> Result<(Snapshot, Checksum, Checksum), Error> {
     let mut source = HashingReader { reader, hasher: blake3::Hasher::new() };
-    let header = read_header(&mut source)?;
-    let n_applied = u64::from_le_bytes(source.array()?);
-    let n_applied = usize::try_from(n_applied).map_err(|_| Error::Applied)?;
-    let applied = source.numbers(n_applied)?;
+    let (header, has_state) = read_header(&mut source)?;
+    let applied = source.block("applied set")?;
+    let state = if has_state { source.block("script state")? } else { Vec::new() };
     let n_dense = header.layout().segment(header.partition).len();
     let mut dense = Dense { weights: source.numbers(n_dense)?, ..Dense::default() };
     for slot in dense.slots.iter_mut().take(header.slots.len()) {
@@ -278,15 +288,20 @@ pub(crate) fn parse(reader: &mut impl Read) -> Result<(Snapshot, Checksum, Check
     let computed = *source.hasher.finalize().as_bytes();
     let stored = source.array()?;
     source.expect_end()?;
-    Ok((Snapshot { header, dense, tables, applied }, computed, stored))
+    Ok((Snapshot { header, dense, tables, applied, state }, computed, stored))
 }
 
-fn read_header<R: Read>(source: &mut HashingReader<'_, R>) -> Result<Header, Error> {
+/// The header, and whether the file holds the state of a training script.
+fn read_header<R: Read>(source: &mut HashingReader<'_, R>) -> Result<(Header, bool), Error> {
     if &source.array()? != MAGIC {
         return Err(Error::Magic);
     }
     let found = u32::from_le_bytes(source.array()?);
-    let is_apart = super::is_apart(found).ok_or(Error::Format { found })?;
+    let has_state = found == FORMAT_SCRIPT;
+    let is_apart = match has_state {
+        true => false,
+        false => super::is_apart(found).ok_or(Error::Format { found })?,
+    };
     let length = u32::from_le_bytes(source.array()?) as usize;
     if length > MAX_HEADER {
         return Err(Error::Impossible { what: "length" });
@@ -295,7 +310,7 @@ fn read_header<R: Read>(source: &mut HashingReader<'_, R>) -> Result<Header, Err
     let mut header: Header = serde_json::from_slice(&bytes).map_err(Error::Header)?;
     header.is_apart = is_apart;
     header.check_bounds()?;
-    Ok(header)
+    Ok((header, has_state))
 }
 
 /// Writes, counts and sums up.
@@ -349,6 +364,12 @@ impl<R: Read> HashingReader<'_, R> {
             self.fill(bytemuck::cast_slice_mut(&mut numbers[start..]))?;
         }
         Ok(numbers)
+    }
+
+    /// Reads bytes that follow their length.
+    fn block(&mut self, what: &'static str) -> Result<Vec<u8>, Error> {
+        let length = usize::try_from(u64::from_le_bytes(self.array()?));
+        self.numbers(length.map_err(|_| Error::Impossible { what })?)
     }
 
     fn expect_end(&mut self) -> Result<(), Error> {

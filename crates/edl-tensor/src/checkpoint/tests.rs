@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
+use edl_core::optimizer::OptimizerKind;
 use edl_core::spec::Mode;
 use proptest::prelude::*;
 
@@ -107,6 +108,33 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn the_state_of_a_training_script_is_read_back_by_such_a_job_alone() {
+    let mut job = job();
+    job.optimizer.kind = OptimizerKind::Script { nonfinite: false };
+    let mut snapshot = job.partitions().swap_remove(0).snapshot();
+    let plain = snapshot.n_bytes();
+    let mut bytes = Vec::new();
+    codec::encode(&snapshot, &mut bytes).unwrap();
+    assert_eq!(bytes[8..12], FORMAT.to_le_bytes(), "earlier builds read files without a state");
+    assert!(Partition::restore(job.config(0), &mut bytes.as_slice(), true).is_ok());
+    snapshot.state = (0..=255).collect();
+    assert_eq!(snapshot.n_bytes(), plain + 256);
+    bytes.clear();
+    codec::encode(&snapshot, &mut bytes).unwrap();
+    assert_eq!(bytes[8..12], FORMAT_SCRIPT.to_le_bytes());
+    let (read, _) = codec::decode(&mut bytes.as_slice()).unwrap();
+    assert_eq!(read, snapshot);
+    for length in 0..bytes.len() {
+        assert!(codec::decode(&mut &bytes[..length]).is_err(), "{length} bytes");
+    }
+    let restored = Partition::restore(job.config(0), &mut bytes.as_slice(), true).unwrap();
+    assert_eq!(restored.snapshot(), snapshot);
+    job.optimizer.kind = OptimizerKind::Sgd;
+    let restored = Partition::restore(job.config(0), &mut bytes.as_slice(), false).unwrap();
+    assert!(restored.snapshot().state.is_empty());
+}
+
+#[test]
 fn a_changed_byte_anywhere_is_noticed() {
     let (job, bytes) = (job(), encoded(&job()));
     assert!(Partition::restore(job.config(1), &mut bytes.as_slice(), true).is_ok());
@@ -132,9 +160,9 @@ fn a_file_of_any_other_length_is_refused() {
 #[test]
 fn another_format_gives_one_sentence() {
     let mut bytes = encoded(&job());
-    bytes[8] = 3;
+    bytes[8] = 4;
     let error = codec::decode(&mut bytes.as_slice()).unwrap_err();
-    let sentence = "the checkpoint has format 3, this build reads formats 1 and 2; \
+    let sentence = "the checkpoint has format 4, this build reads formats 1 to 3; \
                     use the build that wrote it";
     assert_eq!(error.to_string(), sentence);
 
@@ -146,6 +174,8 @@ fn another_format_gives_one_sentence() {
     assert!(text.starts_with("{\n  \"format\": 1,"));
     fs::write(&path, "{\"format\": 3, \"parts\": []}").unwrap();
     let error = find(dir.path()).unwrap_err();
+    let sentence = "the checkpoint has format 3, this build reads formats 1 and 2; \
+                    use the build that wrote it";
     assert_eq!(chain(&error), format!("cannot use `{}`: {sentence}", path.display()));
 }
 

@@ -88,6 +88,7 @@ impl Kernel {
     pub(super) fn new(kind: &OptimizerKind, dialect: Dialect, rate: f64, age: u64) -> Self {
         let small = single(rate);
         match *kind {
+            OptimizerKind::Script { .. } => Self::Nothing,
             OptimizerKind::Sgd => Self::Sgd { rate: small },
             OptimizerKind::Momentum { momentum, nesterov, dampening } => {
                 Self::Momentum(Momentum::new(dialect, small, momentum, nesterov, dampening, age))

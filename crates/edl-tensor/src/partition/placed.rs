@@ -37,6 +37,11 @@ impl Placed {
         self.0.applied()
     }
 
+    /// Takes the state of the training script out of the partition.
+    pub fn take_state(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.0.state)
+    }
+
     /// Takes the step of a batch by a gradient of all dense parameters, which may be in pieces.
     ///
     /// # Panics
@@ -51,7 +56,8 @@ impl Placed {
         partition.finish_step([batch]);
     }
 
-    /// Counts a batch that is skipped: the weights stay as they are.
+    /// Counts a batch that is skipped, or whose step the training script has taken: the weights stay
+    /// as they are.
     ///
     /// # Panics
     /// If the batch was applied before.

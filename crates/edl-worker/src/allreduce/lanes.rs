@@ -6,12 +6,12 @@ use std::hash::Hasher as _;
 use edl_core::lanes::{Slot, nodes_within, slot};
 use edl_core::member::{Failure, Step};
 use edl_core::model::ModelSpec;
-use edl_core::optimizer::Clip;
+use edl_core::optimizer::{Clip, OptimizerKind};
 use edl_core::rng;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::round_to_bf16;
 use edl_tensor::clip;
-use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model, is_finite};
+use edl_tensor::model::{Error, Gradient, Inputs, Mean, Memory, Model, is_finite};
 use edl_tensor::push::Lane;
 use twox_hash::XxHash3_64;
 
@@ -20,6 +20,9 @@ use crate::feed::Decoded;
 
 /// The probe of a lane whose loss or gradient is not finite.
 const NONFINITE_PROBE: u64 = 1;
+
+/// Stands for a lane in the seed of a step that the training script takes: no lane has this number.
+const STEP_SEED: u64 = u64::MAX;
 
 /// The model with its buffers.
 pub(super) struct Lanes {
@@ -85,6 +88,31 @@ impl Lanes {
     /// Memory for parameters, where the model reads them without a copy.
     pub(super) fn memory(&self) -> Box<dyn Memory> {
         self.model.memory()
+    }
+
+    /// Has the training script take a step by the mean gradient of all lanes.
+    pub(super) fn step(
+        &mut self,
+        step: &Step,
+        mean: Mean<'_>,
+        dense: &mut [f32],
+    ) -> Result<(), Failure> {
+        self.model.at(step.number, step.is_leader());
+        let batch = step.batch;
+        let seed = rng::key(&[self.seed, batch.epoch.into(), batch.index.into(), STEP_SEED]);
+        let stepped = self.model.step(mean, seed, dense);
+        stepped.map_err(|error| Failure::Failed(format!("{error} (the step of batch {batch})")))
+    }
+
+    /// The state of the training script after the last step.
+    pub(super) fn state(&mut self) -> Result<Vec<u8>, String> {
+        let state = self.model.state();
+        state.map_err(|error| format!("cannot get the state of the training script: {error}"))
+    }
+
+    pub(super) fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        let loaded = self.model.load_state(state);
+        loaded.map_err(|error| format!("cannot load the state of the training script: {error}"))
     }
 
     /// Hands the last parameters, those after `step` steps, to the model.
@@ -280,6 +308,9 @@ impl Lanes {
         }
         if !outcome.loss.is_finite() {
             return Err(Error::NonFinite("loss"));
+        }
+        if let OptimizerKind::Script { nonfinite: true } = self.spec().optimizer.kind {
+            return Ok(outcome.loss);
         }
         let mut numbers = self.pieces();
         numbers.extend(self.gradient.rows.iter().map(Vec::as_slice));

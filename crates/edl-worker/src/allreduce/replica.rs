@@ -36,10 +36,15 @@ pub(crate) struct Recipe {
     job_dir: PathBuf,
 }
 
+/// The partition that carries the state of the training script.
+pub(crate) const STATE_PARTITION: u32 = 0;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
+    #[error("cannot get the training script's initial state")]
+    FirstState(#[source] first_values::Error),
     #[error("cannot use partition {partition}")]
     Partition { partition: PartitionId, source: codec::Error },
     #[error("partition {0} was not received")]
@@ -99,6 +104,11 @@ impl Recipe {
     /// What is made of a gradient before its step.
     pub(crate) fn clip(&self) -> Option<Clip> {
         self.optimizer.clip
+    }
+
+    /// Whether the training script takes the steps, so that its state belongs to the replica's.
+    pub(crate) fn is_script(&self) -> bool {
+        self.optimizer.is_script()
     }
 
     fn config(&self, partition: u32) -> PartitionConfig {
@@ -194,27 +204,55 @@ impl Replica {
         self.step += 1;
     }
 
-    /// Takes the next step without a gradient: the parameters stay as they are.
+    /// The parameters, for a step that the training script takes; `pass` counts it.
+    pub(crate) fn dense_mut(&mut self) -> &mut [f32] {
+        self.dense.numbers_mut()
+    }
+
+    /// The state of the training script that belongs to these parameters, once.
+    pub(crate) fn take_state(&mut self) -> Result<Vec<u8>, Error> {
+        let state = self.partitions.first_mut().map(Placed::take_state).unwrap_or_default();
+        match state.is_empty() {
+            // These are first values, or the parameters of a job whose steps were not its script's.
+            true => first_values::read_state(&self.recipe.job_dir).map_err(Error::FirstState),
+            false => Ok(state),
+        }
+    }
+
+    /// Counts the next step and leaves the parameters as they are.
     pub(crate) fn pass(&mut self) {
         let batch = self.next_batch();
         self.partitions.iter_mut().for_each(|partition| partition.pass(batch));
         self.step += 1;
     }
 
-    /// One partition, for a member that lacks it.
-    pub(crate) fn encode(&self, partition: u32) -> Vec<u8> {
+    /// One partition, for a member that lacks it. The first one carries the `state` of the training
+    /// script.
+    pub(crate) fn encode(&self, partition: u32, state: &[u8]) -> Vec<u8> {
         let mut snapshot = Snapshot::default();
-        self.partitions[partition as usize].snapshot_into(self.dense(), &mut snapshot);
+        self.copy(partition, state, &mut snapshot);
         let mut bytes = Vec::new();
         codec::encode(&snapshot, &mut bytes).expect("memory takes all bytes");
         bytes
     }
 
-    /// Copies some partitions into the memory of earlier copies.
-    pub(crate) fn snapshot_into(&self, partitions: Range<u32>, snapshots: &mut Vec<Snapshot>) {
+    /// Copies some partitions into the memory of earlier copies; `state` as for `encode`.
+    pub(crate) fn snapshot_into(
+        &self,
+        partitions: Range<u32>,
+        state: &[u8],
+        snapshots: &mut Vec<Snapshot>,
+    ) {
         snapshots.resize_with(partitions.len(), Snapshot::default);
         for (partition, snapshot) in partitions.zip(snapshots) {
-            self.partitions[partition as usize].snapshot_into(self.dense(), snapshot);
+            self.copy(partition, state, snapshot);
+        }
+    }
+
+    fn copy(&self, partition: u32, state: &[u8], snapshot: &mut Snapshot) {
+        self.partitions[partition as usize].snapshot_into(self.dense(), snapshot);
+        if partition == STATE_PARTITION {
+            snapshot.state.extend_from_slice(state);
         }
     }
 }
@@ -252,13 +290,15 @@ mod tests {
         let recipe = recipe();
         let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         walk(&mut replica, 3);
-        let travel = |partition| recipe.decode(partition, &replica.encode(partition)).unwrap();
+        let travel = |partition| recipe.decode(partition, &replica.encode(partition, &[])).unwrap();
         let mut other = recipe.assemble((0..3).map(travel).collect(), memory(&recipe)).unwrap();
         assert_eq!((other.step(), other.next_batch()), (3, BatchId { epoch: 1, index: 1 }));
         walk(&mut replica, 4);
         walk(&mut other, 4);
         assert_eq!(replica.dense(), other.dense());
-        assert!((0..3).all(|partition| replica.encode(partition) == other.encode(partition)));
+        assert!(
+            (0..3).all(|partition| replica.encode(partition, &[]) == other.encode(partition, &[]))
+        );
     }
 
     #[test]
@@ -266,9 +306,9 @@ mod tests {
         let recipe = recipe();
         let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         walk(&mut replica, 2);
-        let old = replica.encode(1);
+        let old = replica.encode(1, &[]);
         walk(&mut replica, 1);
-        let bytes = [replica.encode(0), old, replica.encode(2)];
+        let bytes = [replica.encode(0, &[]), old, replica.encode(2, &[])];
         let decode = |(partition, bytes): (u32, &Vec<u8>)| recipe.decode(partition, bytes).unwrap();
         let torn = || (0..).zip(&bytes).map(decode).collect::<Vec<_>>();
         let refused = recipe.assemble(torn(), memory(&recipe)).err().unwrap();
@@ -281,7 +321,7 @@ mod tests {
     fn a_partition_is_not_taken_for_another() {
         let recipe = recipe();
         let replica = recipe.first_values(memory(&recipe)).unwrap();
-        assert!(recipe.decode(1, &replica.encode(0)).is_err());
+        assert!(recipe.decode(1, &replica.encode(0, &[])).is_err());
         assert!(recipe.decode(0, b"nonsense").is_err());
     }
 

@@ -20,7 +20,7 @@ use edl_net::mesh::Peer;
 use super::interrupt::Interrupt;
 use super::lanes::Lanes;
 use super::mesh::Mesh;
-use super::replica::{Recipe, Replica};
+use super::replica::{Recipe, Replica, STATE_PARTITION};
 use super::shell::{MemberShell, Task};
 use super::writer::Writer;
 use crate::driver::{Driver, Shell};
@@ -46,6 +46,8 @@ pub(super) struct Setup {
 pub(super) struct Run {
     setup: Setup,
     replica: Option<Replica>,
+    /// In the world that was entered last.
+    place: usize,
     /// How the members of announced worlds are reached.
     peers: BTreeMap<WorldId, Vec<Peer>>,
     records: BTreeMap<Place, Decoded>,
@@ -62,6 +64,7 @@ impl Run {
             mean: vec![0.0; setup.lanes.len()],
             setup,
             replica: None,
+            place: 0,
             peers: BTreeMap::new(),
             records: BTreeMap::new(),
             shards: BTreeMap::new(),
@@ -118,10 +121,12 @@ impl Run {
 
     fn write(&mut self, order: MemberCheckpoint) {
         let Some(replica) = &self.replica else { return };
-        let (driver, spending) = (&self.setup.driver, &self.setup.progress.spending);
-        let checkpoint = order.checkpoint;
+        let Setup { driver, progress, writer, lanes, recipe, .. } = &mut self.setup;
+        let (spending, checkpoint) = (&progress.spending, order.checkpoint);
         driver.with(|_| spending.on(goodput::TimeKind::Checkpoint));
-        let written = self.setup.writer.write(order, replica);
+        let has_state = recipe.is_script() && order.partitions.contains(&STATE_PARTITION);
+        let state = if has_state { lanes.state() } else { Ok(Vec::new()) };
+        let written = state.and_then(|state| writer.write(order, replica, &state));
         driver.with(|shell| spending.on(shell.activity().spends));
         if let Err(error) = written {
             driver.handle(Event::Written { checkpoint, result: Err(error) });

@@ -2,6 +2,7 @@
 //! Members of AllReduce against a mesh in memory, with a test in the master's place.
 
 pub(crate) mod hub;
+mod script;
 mod stage;
 pub(crate) mod toy;
 

@@ -30,14 +30,16 @@ impl Writer {
         Ok(Self { orders, spare: Vec::new() })
     }
 
-    /// Copies the partitions of `order` and has them written. Fails if the thread has exited.
+    /// Copies the partitions of `order`, the first with the `state` of the training script, and has
+    /// them written. Fails if the thread has exited.
     pub(super) fn write(
         &mut self,
         order: MemberCheckpoint,
         replica: &Replica,
+        state: &[u8],
     ) -> Result<(), String> {
         let mut snapshots = std::mem::take(&mut self.spare);
-        replica.snapshot_into(order.partitions.clone(), &mut snapshots);
+        replica.snapshot_into(order.partitions.clone(), state, &mut snapshots);
         let sent = self.orders.send((order, snapshots));
         sent.map_err(|_| "the checkpoint thread has exited".into())
     }

@@ -11,12 +11,12 @@ use edl_core::model::ModelSpec;
 use edl_core::optimizer::Clip;
 use edl_core::world::World;
 use edl_tensor::clip;
-use edl_tensor::model::Gradient;
+use edl_tensor::model::{Gradient, Mean};
 use tracing::info;
 
 use super::{Run, Setup};
 use crate::allreduce::lanes::{Lanes, divisor, hash};
-use crate::allreduce::replica::Replica;
+use crate::allreduce::replica::{Replica, STATE_PARTITION};
 use crate::chain;
 use crate::compute::loss_line;
 use crate::evaluate::Evaluation;
@@ -66,10 +66,7 @@ impl Run {
             Activity::Skip { step, lane } => self.setup.lanes.skip(&step, lane).map(done),
             Activity::Settle(_) => self.settle().map(done),
             Activity::Reduce(step) => self.reduce(&step),
-            Activity::Apply(step) => {
-                self.apply(&step);
-                Ok(Outcome::Done)
-            }
+            Activity::Apply(step) => self.apply(&step).map(done),
             Activity::Pass(_) => {
                 self.made = Made::Nothing;
                 self.replica.iter_mut().for_each(Replica::pass);
@@ -90,15 +87,26 @@ impl Run {
         };
         let replica = loaded.map_err(|error| Failure::Failed(chain(&error)))?;
         let step = replica.step();
+        self.adopt(replica)?;
         info!(%generation, step, "loaded");
-        self.replica = Some(replica);
         Ok(Outcome::Loaded { step })
+    }
+
+    /// Continues from these parameters, and from the training script's state that belongs to them.
+    fn adopt(&mut self, mut replica: Replica) -> Result<(), Failure> {
+        if self.setup.recipe.is_script() {
+            let state = replica.take_state().map_err(|error| Failure::Failed(chain(&error)))?;
+            self.setup.lanes.load_state(&state).map_err(Failure::Failed)?;
+        }
+        self.replica = Some(replica);
+        Ok(())
     }
 
     fn enter(&mut self, world: &World, place: usize) -> Result<(), Failure> {
         self.peers = self.peers.split_off(&world.id);
         let peers = self.peers.get(&world.id).map_or(&[][..], Vec::as_slice);
         self.setup.mesh.enter(world.id, place, peers)?;
+        self.place = place;
         info!(world = %world.id, transport = self.setup.mesh.transport(), "members connected");
         Ok(())
     }
@@ -111,10 +119,15 @@ impl Run {
     fn transfer(&mut self, moves: &[Move], is_behind: bool) -> Result<Outcome, Failure> {
         let Setup { mesh, recipe, lanes, .. } = &mut self.setup;
         let replica = self.replica.as_ref();
+        let sends_state = |one: &Move| one.from == self.place && one.item == STATE_PARTITION;
+        let state = match recipe.is_script() && moves.iter().any(sends_state) {
+            true => lanes.state().map_err(Failure::Failed)?,
+            false => Vec::new(),
+        };
         let mut arrived = Vec::new();
         arrived.resize_with(if is_behind { recipe.n_partitions() as usize } else { 0 }, || None);
         let mut encode =
-            |item: u32| replica.expect("only members that have state send it").encode(item);
+            |item: u32| replica.expect("only members that have state send it").encode(item, &state);
         let mut state_bytes = 0;
         let mut accept = |item: u32, bytes: Vec<u8>| {
             state_bytes += bytes.len() as u64;
@@ -127,8 +140,7 @@ impl Run {
         if is_behind {
             let partitions = arrived.into_iter().flatten().collect();
             let assembled = recipe.assemble(partitions, lanes.memory());
-            let replica = assembled.map_err(|error| Failure::Failed(chain(&error)))?;
-            self.replica = Some(replica);
+            self.adopt(assembled.map_err(|error| Failure::Failed(chain(&error)))?)?;
         }
         let step = self.replica.as_ref().map_or(0, Replica::step);
         Ok(Outcome::Transferred(Transferred { step, state_bytes }))
@@ -143,9 +155,10 @@ impl Run {
     fn train(&mut self, step: &Step, lane: u32) -> Result<(), Failure> {
         let records = self.take(Place::Lane(step.batch, lane))?;
         let Some(replica) = &self.replica else { return Err(Failure::Cancelled) };
-        let Setup { mesh, lanes, clip, .. } = &mut self.setup;
+        let Setup { mesh, lanes, clip, recipe, .. } = &mut self.setup;
         self.made = Made::Nothing;
-        if step.is_alone && step.n_active == 1 && clip.is_none() && lanes.is_plain() {
+        let is_unchanged = clip.is_none() && lanes.is_plain() && !recipe.is_script();
+        if step.is_alone && step.n_active == 1 && is_unchanged {
             let loss = lanes.alone(step, replica.dense(), &records)?;
             self.made = Made::Pieces { loss };
             return Ok(());
@@ -180,8 +193,8 @@ impl Run {
     }
 
     /// Takes the step whose mean gradient is made.
-    fn apply(&mut self, step: &Step) {
-        let Some(replica) = &mut self.replica else { return };
+    fn apply(&mut self, step: &Step) -> Result<(), Failure> {
+        let Some(replica) = &mut self.replica else { return Ok(()) };
         let loss = match self.made {
             Made::Pieces { loss } => loss,
             Made::Sums | Made::Nothing => self.mean.last().copied().unwrap_or_default(),
@@ -189,19 +202,30 @@ impl Run {
         if let Some(limit) = self.setup.clip {
             shorten(&mut self.mean, self.setup.lanes.spec(), limit);
         }
-        replica.apply(&self.made.gradient(&self.setup.lanes, &self.mean));
+        if self.setup.recipe.is_script() {
+            let gradient = &self.mean[..self.mean.len() - 1];
+            self.setup.lanes.step(step, Mean { gradient, loss }, replica.dense_mut())?;
+            replica.pass();
+        } else {
+            replica.apply(&self.made.gradient(&self.setup.lanes, &self.mean));
+        }
         let (step, every) = (step.number + 1, self.setup.log_loss_steps);
         if step == 1 || (every > 0 && step.is_multiple_of(every)) {
             info!("{}", loss_line(loss, step));
         }
+        Ok(())
     }
 
-    /// The hash of the last step's mean gradient, if it is still there.
+    /// The hash of the last step's mean gradient, if it is still there. If the training script took
+    /// the step, also of its result, so that the master finds scripts that compute different ones.
     fn hash(&self) -> u64 {
         match self.made {
             Made::Nothing => NO_HASH,
             made @ (Made::Pieces { .. } | Made::Sums) => {
-                hash(&made.gradient(&self.setup.lanes, &self.mean))
+                let mut numbers = made.gradient(&self.setup.lanes, &self.mean);
+                let is_script = self.setup.recipe.is_script();
+                numbers.extend(self.replica.as_ref().filter(|_| is_script).map(Replica::dense));
+                hash(&numbers)
             }
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use edl_core::activity::WaitingFor;
 use edl_core::id::{Incarnation, RunId, WorkerId};
 use edl_core::job;
+use edl_core::job_dir::FIRST_STATE;
 use edl_core::lanes::assign;
 use edl_core::member::{self, Claim, Event};
 use edl_core::spec::{JobSpec, Strategy};
@@ -20,6 +21,7 @@ use edl_net::key::JobKey;
 use edl_net::mesh::{Phase, PhaseHook, Transport};
 use edl_net::place::Place;
 use edl_net::proto::{self, worker_command::Kind as Command, worker_message::Kind};
+use edl_tensor::first_values;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -117,9 +119,17 @@ impl Stage {
         }
     }
 
+    /// A job whose script takes the steps.
+    pub(crate) fn script() -> Self {
+        let stage = Self::new(JobSpec { optimizer: None, ..spec() }, 37);
+        first_values::write_state(stage.folder.path(), &ToyModel::first_state()).unwrap();
+        stage
+    }
+
     /// Starts a worker and waits until it is ready.
     pub(crate) fn start(&mut self, worker: u32) {
-        self.launch(worker, ToyModel::new());
+        let is_script = self.folder.path().join(FIRST_STATE).exists();
+        self.launch(worker, if is_script { ToyModel::script() } else { ToyModel::new() });
         let Kind::Ready(ready) = self.next(worker) else { panic!("ready comes first") };
         assert!(ready.model_spec_json.contains("toy"));
         let player = self.members.get_mut(&worker).expect("it was launched");

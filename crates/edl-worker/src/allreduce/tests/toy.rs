@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use edl_core::metric::{Measures, Metric};
 use edl_core::model::{FieldSpec, Init, ModelSpec, ParamSpec, Rule, TableSpec};
-use edl_core::optimizer::OptimizerSpec;
+use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng;
 use edl_tensor::batch::Batch;
-use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+use edl_tensor::model::{Error, Gradient, Inputs, Mean, Model, Outcome, Predictions, is_finite};
 
 use crate::feed::Records;
 
@@ -17,6 +17,8 @@ use crate::feed::Records;
 pub(crate) const POISON: u64 = 1_000;
 /// A record whose loss is not a number.
 pub(crate) const ABYSS: u64 = 1_001;
+/// A record whose gradient overflows.
+pub(crate) const OVERFLOW: u64 = 1_003;
 /// A record that cannot be read.
 pub(crate) const CORRUPT: u64 = 1_002;
 
@@ -24,6 +26,8 @@ pub(crate) struct ToyModel {
     spec: ModelSpec,
     gate: Gate,
     first_values: Option<Vec<f32>>,
+    /// What its own optimizer gathers, if it has one.
+    momentum: Vec<f32>,
 }
 
 /// Lets a test hold the training of lanes, and counts them.
@@ -81,11 +85,23 @@ impl ToyModel {
             metrics: vec![Metric::mse()],
             optimizer: OptimizerSpec::sgd(0.1),
         };
-        Self { spec, gate: Gate::default(), first_values: None }
+        Self { spec, gate: Gate::default(), first_values: None, momentum: Vec::new() }
     }
 
     pub(crate) fn with_gate(gate: Gate) -> Self {
         Self { gate, ..Self::new() }
+    }
+
+    /// Takes its own steps.
+    pub(crate) fn script() -> Self {
+        let mut model = Self::new();
+        model.spec.optimizer.kind = OptimizerKind::Script { nonfinite: true };
+        model.load_state(&Self::first_state()).expect("it has the model's size");
+        model
+    }
+
+    pub(crate) fn first_state() -> Vec<u8> {
+        (0..23_u8).flat_map(|place| f32::from(place).to_le_bytes()).collect()
     }
 
     /// Its parameter `w` starts from the first of these.
@@ -130,6 +146,10 @@ impl Model for ToyModel {
         if records.contains(&ABYSS) {
             return Ok(Outcome { loss: f32::NAN });
         }
+        if records.contains(&OVERFLOW) {
+            gradient.dense.fill(f32::INFINITY);
+            return Ok(Outcome { loss: 1.0 });
+        }
         let n_records = records.len() as f32;
         for (place, number) in gradient.dense.iter_mut().enumerate() {
             let of = |record: &u64| number_of(*record, place);
@@ -138,6 +158,31 @@ impl Model for ToyModel {
         }
         let loss = inputs.dense.iter().sum::<f32>() + records.iter().sum::<u64>() as f32;
         Ok(Outcome { loss: loss / n_records })
+    }
+
+    fn step(&mut self, mean: Mean<'_>, seed: u64, dense: &mut [f32]) -> Result<(), Error> {
+        let gradient = mean.gradient;
+        if !is_finite(gradient) {
+            return Ok(()); // As a gradient scaler skips a step.
+        }
+        for (place, (weight, momentum)) in dense.iter_mut().zip(&mut self.momentum).enumerate() {
+            *momentum = 0.9 * *momentum + gradient[place] + 0.01 * number_of(seed, place);
+            *weight -= 0.1 * *momentum;
+        }
+        Ok(())
+    }
+
+    fn state(&mut self) -> Result<Vec<u8>, Error> {
+        Ok(self.momentum.iter().flat_map(|number| number.to_le_bytes()).collect())
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), Error> {
+        let numbers = state.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        self.momentum = numbers.collect();
+        match self.momentum.len() == self.spec.dense_len() {
+            true => Ok(()),
+            false => Err(Error::Other("the state of another model".into())),
+        }
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a training script as bytes: a safetensors file with a JSON tree in its metadata.
+
+A `state_dict` is a tree of tensors and plain values: None, bool, int, float, str, lists, tuples and
+dictionaries. Anything else is refused by its path, and nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticdl._zoo import ZooError
+
+_FORMAT = "1"
+_TREE = "elasticdl.state"
+_VERSION = "elasticdl.format"
+_LENGTH_BYTES = 8
+_MAX_HEADER = 1 << 30
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+def dump(objects: dict[str, Any]) -> bytes:
+    """Returns a safetensors file with the trees of `objects`, each under its name."""
+    tensors: list[torch.Tensor] = []
+    tree = {name: _to_json(value, name, 0, tensors) for name, value in objects.items()}
+    header: dict[str, Any] = {"__metadata__": {_VERSION: _FORMAT, _TREE: json.dumps(tree)}}
+    parts, end = [], 0
+    for number, tensor in enumerate(tensors):
+        part = _bytes(tensor)
+        offsets = [end, end + len(part)]
+        shape = list(tensor.shape)
+        header[str(number)] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": shape,
+            "data_offsets": offsets,
+        }
+        parts.append(part)
+        end += len(part)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts])
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Returns the trees that `dump` wrote."""
+    try:
+        return _parse(data)
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+        raise ZooError(f"the state of the training script is corrupt: {error}") from None
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + length
+    if len(data) < _LENGTH_BYTES or length > _MAX_HEADER or start > len(data):
+        raise ValueError("its header is cut off")
+    header = json.loads(data[_LENGTH_BYTES:start])
+    metadata = header.pop("__metadata__")
+    if metadata[_VERSION] != _FORMAT:
+        raise ValueError(f"it has format {metadata[_VERSION]}, this version reads {_FORMAT}")
+    tensors = {int(name): _tensor(entry, data, start) for name, entry in header.items()}
+    tree = json.loads(metadata[_TREE])
+    return {name: _from_json(value, tensors) for name, value in tree.items()}
+
+
+def _to_json(value: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> Any:
+    """Returns plain JSON; what JSON lacks is an object with one key, its kind."""
+
+    def inner(part: Any, key: Any) -> Any:
+        is_attribute = depth == 0 and isinstance(key, str) and key.isidentifier()
+        below = f"{path}.{key}" if is_attribute else f"{path}[{json.dumps(key)}]"
+        return _to_json(part, below, depth + 1, tensors)
+
+    if isinstance(value, np.generic):
+        value = value.item()
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, torch.Tensor):
+        _check_tensor(value, path)
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if kind in (list, tuple):
+        items = [inner(item, index) for index, item in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind in (dict, OrderedDict, Counter):
+        for key in value:
+            if type(key) not in (str, int):
+                raise _refused(f"the key {key!r} of {path}", key)
+        items = [[key, inner(item, key)] for key, item in value.items()]
+        return {"counter" if kind is Counter else "dict": items}
+    raise _refused(path, value)
+
+
+def _from_json(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    [(kind, content)] = value.items()
+    if kind == "float":
+        return float(content)
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_from_json(item, tensors) for item in content)
+    if kind not in ("dict", "counter"):
+        raise ValueError(f"it has a value of unknown kind `{kind}`")
+    items = {key: _from_json(item, tensors) for key, item in content}
+    return Counter(items) if kind == "counter" else items
+
+
+def _refused(what: str, value: Any) -> ZooError:
+    article = "an" if type(value).__name__[0] in "aeiouAEIOU" else "a"
+    return ZooError(
+        f"{what} is {article} {type(value).__name__}; the state of a training script can only hold "
+        "tensors, numbers, strings, None, lists, tuples and dictionaries"
+    )
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
+        kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout)
+        kind = kind.removeprefix("torch.")
+        raise ZooError(f"{path} is a tensor of {kind}, which cannot be saved")
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _tensor(entry: dict[str, Any], data: bytes, start: int) -> torch.Tensor:
+    dtype, shape = _NAMES[entry["dtype"]], entry["shape"]
+    first, end = entry["data_offsets"]
+    if not 0 <= first <= end <= len(data) - start:
+        raise ValueError("a tensor is cut off")
+    if math.prod(shape) * dtype.itemsize != end - first:
+        raise ValueError("a tensor does not have the size of its shape")
+    if first == end:
+        return torch.empty(shape, dtype=dtype)
+    # Copied: the bytes may not be aligned.
+    copied = np.frombuffer(data, np.uint8, end - first, start + first).copy()
+    return torch.from_numpy(copied).view(dtype).reshape(shape)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script that takes its own optimizer steps, as jobs and the test run it.
+
+It has two optimizers, one of them unknown to the job and with groups of different rates, two
+schedulers, one of them by the loss, gradient clipping, weight clipping and an average.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elasticdl
+from elasticdl import _state
+
+N_LANES, BATCH, EPOCHS = 4, 8, 4
+X = torch.randn(640, 6, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
+N_STEPS = EPOCHS * len(X) // (N_LANES * BATCH)
+# How long a step takes while workers are missing, so that there are steps left when they join.
+PACE_SECS = 1.0
+
+
+class SignDescent(torch.optim.Optimizer):
+    """An optimizer that the job does not know, with state and random numbers."""
+
+    def __init__(self, params, lr=0.003) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta_1, beta_2 = group["betas"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["m"] = torch.zeros_like(parameter)
+                update = state["m"].lerp(parameter.grad, 1 - beta_1).sign_()
+                parameter.sub_(update + 0.1 * torch.rand_like(update), alpha=group["lr"])
+                state["m"].lerp_(parameter.grad, 1 - beta_2)
+
+
+class Training:
+    """Everything that a step changes."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+        body = [{"params": self.model[0].parameters(), "lr": 0.01}]
+        body.append({"params": self.model[1].parameters()})
+        head = self.model[2].parameters()
+        of = torch.optim.lr_scheduler
+        self.objects = {"optimizer": SignDescent(body), "head": torch.optim.RAdam(head, lr=0.05)}
+        self.objects |= {
+            "scheduler": of.LambdaLR(self.objects["optimizer"], lambda step: 0.99**step),
+            "plateau": of.ReduceLROnPlateau(self.objects["head"], patience=1, factor=0.9),
+            "ema": torch.optim.swa_utils.AveragedModel(self.model, use_buffers=True),
+        }
+
+    def backward(self, records: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.model(X[records]), Y[records])
+        loss.backward()
+        return loss.detach()
+
+    def step(self, loss: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.objects["optimizer"].step()
+        self.objects["head"].step()
+        self.objects["scheduler"].step()
+        self.objects["plateau"].step(loss)
+        self.objects["ema"].update_parameters(self.model)
+        with torch.no_grad():
+            self.model[0].weight.clamp_(-0.5, 0.5)
+
+    def dump(self) -> bytes:
+        states = {name: value.state_dict() for name, value in self.objects.items()}
+        return _state.dump({**states, "model": self.model.state_dict()})
+
+
+def plain(seeds: dict[int, int]) -> Training:
+    """Trains without a job, on the same lanes, and with the same random numbers in each step."""
+    torch.set_num_threads(1)
+    training = Training()
+    model = training.model
+    floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    for step in range(N_STEPS):
+        first = step * N_LANES * BATCH % len(X)
+        lanes = torch.arange(first, first + N_LANES * BATCH).reshape(N_LANES, BATCH)
+        before = [buffer.clone() for buffer in floats]
+        values = []
+        for lane in lanes:
+            model.zero_grad()
+            for buffer, value in zip(floats, before):
+                buffer.copy_(value)
+            loss = training.backward(lane)
+            changes = [buffer - value for buffer, value in zip(floats, before)]
+            parts = [*(parameter.grad for parameter in model.parameters()), *changes, loss]
+            values.append([part * BATCH for part in parts])
+        a, b, c, d = values
+        means = [((w + x) + (y + z)) / len(lanes.view(-1)) for w, x, y, z in zip(a, b, c, d)]
+        loss = means.pop()
+        for parameter, mean in zip(model.parameters(), means):
+            parameter.grad = mean
+        for buffer, value, mean in zip(floats, before, means[-len(floats) :]):
+            buffer.copy_(value + mean)
+        model[1].num_batches_tracked.fill_(step + 1)
+        torch.manual_seed(seeds[step])
+        training.step(loss.item())
+    return training
+
+
+class Faults:
+    """Kills workers in the middle of a step, and waits for those that replace them."""
+
+    def __init__(self, folder: Path, n_workers: int, kills: list[int]) -> None:
+        self._folder, self._n_workers, self._kills = folder, n_workers, kills
+        self._is_new = True
+
+    def between(self, step: int) -> None:
+        """Called in a step, after its changes."""
+        if self._is_new:
+            self._is_new = False
+            (self._folder / f"joined-{step}-{os.getpid()}").touch()
+        if step in self._kills and self._is_first(f"killed-{step}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        end = time.monotonic() + PACE_SECS
+        while self._is_slow(step) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _is_slow(self, step: int) -> bool:
+        n_killed = sum(kill <= step for kill in self._kills)
+        n_joined = len([*self._folder.glob("joined-*")])
+        return n_joined < self._n_workers + n_killed or (self._folder / "slow").exists()
+
+    def _is_first(self, name: str) -> bool:
+        try:
+            (self._folder / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def main(folder: Path, loop: str, n_workers: int, kills: list[int]) -> None:
+    training = Training()
+    model, faults = training.model, Faults(folder, n_workers, kills)
+    job = elasticdl.init(model=model, **training.objects)
+
+    def take_step() -> None:
+        seed = torch.initial_seed()
+        training.step(job.loss)
+        if "ELASTICDL_DESCRIBE" in os.environ:  # Before the job.
+            return
+        with (folder / f"seeds-{os.getpid()}").open("a") as file:
+            print(job.step, seed, file=file)
+        faults.between(job.step)
+
+    records = torch.arange(len(X))
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False}
+    if loop == "flat":
+        for batch in job.batches(records, **options):
+            loss = training.backward(batch)
+            job.allreduce(model, loss)
+            if job.is_step:
+                take_step()
+            job.commit()
+    else:
+        for lanes in job.steps(records, **options):
+            for batch in lanes:
+                job.allreduce(loss=training.backward(batch))
+            take_step()
+    (folder / f"end-{os.getpid()}").write_bytes(training.dump())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), [int(kill) for kill in sys.argv[4:]])

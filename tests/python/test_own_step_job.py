@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole jobs whose scripts take their own optimizer steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import own_step_script  # noqa: E402
+from conftest import LIMIT, Cluster  # noqa: E402
+from elasticdl import _state  # noqa: E402
+
+SCRIPT = own_step_script.__file__
+LANES = f"--lanes={own_step_script.N_LANES}"
+
+
+def command(folder: Path, n_workers: int, loop: str = "flat", kills: tuple[int, ...] = ()):
+    folder.mkdir(exist_ok=True)
+    words = [SCRIPT, str(folder), loop, str(n_workers), *map(str, kills)]
+    # Half of them continue without waiting for the others.
+    workers = f"--workers={-(-n_workers // 2)}:{n_workers}"
+    return ["run", workers, LANES, f"--job_name={folder.name}", *words]
+
+
+def check(cluster: Cluster, folder: Path) -> None:
+    """The job has the bits of a loop without a job, in its workers and in its export."""
+    cluster.run("audit", folder.name)
+    lines = {line for path in folder.glob("seeds-*") for line in path.read_text().splitlines()}
+    seeds = [tuple(map(int, line.split())) for line in lines]
+    assert len(seeds) == own_step_script.N_STEPS, "those of a step are the same in all workers"
+    expected = own_step_script.plain(dict(seeds))
+    ends = [path.read_bytes() for path in folder.glob("end-*")]
+    states = _state.parse(expected.dump())
+    for end in ends:
+        for name, state in _state.parse(end).items():
+            assert _state.dump({"": state}) == _state.dump({"": states[name]}), name
+    assert ends
+    exported = torch.load(cluster.job(folder.name) / "output" / "model.pt")
+    assert _state.dump({"": dict(exported)}) == _state.dump({"": states["model"]})
+
+
+def joined(folder: Path) -> list[int]:
+    """The first steps of all workers that took steps."""
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("joined-*"))
+
+
+def test_workers_that_are_killed_in_a_step_change_no_bit(cluster: Cluster, tmp_path: Path) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    cluster.run(*command(alone, 1))
+    check(cluster, alone)
+    kills = (10, 11)
+    cluster.run(*command(killed, 4, kills=kills))
+    assert all((killed / f"killed-{kill}").exists() for kill in kills)
+    assert len(joined(killed)) == 4 + len(kills)
+    assert joined(killed)[-1] > kills[-1], "a worker got the state from another one"
+    check(cluster, killed)
+
+
+def test_a_stopped_job_resumes_with_the_state_of_its_script(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    (folder / "slow").touch()
+    job = cluster.start(*command(folder, 2, loop="nested"))
+
+    def is_training() -> bool:
+        if job.poll() is not None:
+            raise AssertionError("it ended early:\n" + job.communicate()[1])
+        status = cluster.written_status(folder.name)
+        return bool(status) and status["step"] > 5
+
+    cluster.wait("training", is_training)
+    cluster.run("stop", folder.name)
+    job.communicate(timeout=LIMIT)
+    assert not [*folder.glob("end-*")], "it was stopped in the middle"
+    (folder / "slow").unlink()
+    cluster.run("run", "--resume", folder.name)
+    assert joined(folder)[-1] > 5, "it continued from its checkpoint"
+    check(cluster, folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["run", "--clip_norm=1", SCRIPT, "{folder}", "flat", "1"], "--clip_norm has no effect"),
+        (
+            [
+                "train",
+                "--distribution_strategy=ParameterServerStrategy",
+                f"--job_command={sys.executable} {SCRIPT} {{folder}} flat 1",
+            ],
+            "which parameter servers cannot do",
+        ),
+    ],
+)
+def test_what_a_script_cannot_have_is_refused_before_the_job(
+    cluster: Cluster, tmp_path: Path, flags: list[str], sentence: str
+) -> None:
+    done = cluster.run(*(flag.format(folder=tmp_path) for flag in flags), code=2)
+    assert sentence in done.stderr
+    assert not [*cluster.home.glob("jobs/*")]
