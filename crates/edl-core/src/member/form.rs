@@ -102,11 +102,20 @@ impl Member {
                 }
                 if is_behind {
                     self.state = Some(State { step, generation: next.generation });
+                    self.assume_begun(step, next.until);
                 }
                 self.formed(next, arrived.state_bytes, now);
             }
             (_, Err(failure)) => self.lost(id, failure, now),
             (_, Ok(outcome)) => panic!("{forming:?} ends with {outcome:?}"),
+        }
+    }
+
+    /// The member that sent this state may have begun the next step with it. Servers may have
+    /// applied that step, even if all members that have begun it are gone.
+    fn assume_begun(&mut self, step: u64, until: u64) {
+        if self.config.has_tables {
+            self.begun = self.begun.max(until.min(step + 1));
         }
     }
 
