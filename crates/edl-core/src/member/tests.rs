@@ -464,14 +464,22 @@ fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
         Failure::Failed("user code failed".into()),
         Failure::NonFinite("the loss is not finite".into()),
     ] {
-        let mut bench = Bench::alone(2);
-        bench.feed(announce(world(2, &[ME, OTHER], None, 4)));
-        bench.run_to("reduce");
-        bench.feed(announce(world(3, &[ME], Some(4), 9)));
-        bench.end(Err(failure));
-        assert_eq!(bench.doing, None, "{:?}", bench.log);
-        bench.feed(announce(world(4, &[ME], None, 9)));
-        assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
+        for is_planned_before in [true, false] {
+            let mut bench = Bench::alone(2);
+            bench.feed(announce(world(2, &[ME, OTHER], None, 4)));
+            bench.run_to("reduce");
+            let planned = announce(world(3, &[ME], Some(4), 9));
+            if is_planned_before {
+                bench.feed(planned);
+                bench.end(Err(failure.clone()));
+            } else {
+                bench.end(Err(failure.clone()));
+                bench.feed(planned);
+            }
+            assert_eq!(bench.doing, None, "{:?}", bench.log);
+            bench.feed(announce(world(4, &[ME], None, 9)));
+            assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
+        }
     }
 }
 
