@@ -403,9 +403,9 @@ MUTATIONS = [
     # Worlds that change while workers train.
     Mutation(
         "enter a planned world after a step that failed",
-        f"{CORE}/member/form.rs",
-        "self.next.take_if(|next| !next.world.is_due_at_once(worker, incarnation));",
-        "self.next.take_if(|next| !MUTANT && !next.world.is_due_at_once(worker, incarnation));",
+        f"{CORE}/member.rs",
+        "step.is_none() || self.place_in(next).is_none();",
+        "step.is_none() || self.place_in(next).is_none() || MUTANT;",
     ),
     Mutation(
         "forget workers that train on although no world follows",

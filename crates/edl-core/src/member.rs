@@ -476,8 +476,11 @@ impl Member {
             return Next::End;
         }
         let step = self.step();
-        // A worker that is between worlds has nothing to finish before the next one.
-        let is_reached = |next: &Announced| self.world.is_none() || step >= next.world.after;
+        // A member that could not finish the world before waits until the master replaces the one
+        // that is planned: others may still read what it would overwrite.
+        let has_left = |next: &Announced| step.is_none() || self.place_in(next).is_none();
+        let is_reached =
+            |next: &Announced| step >= next.world.after || self.world.is_none() && has_left(next);
         if self.is_interrupted() || self.next.as_ref().is_some_and(is_reached) {
             return Next::Enter;
         }

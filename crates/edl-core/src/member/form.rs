@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::level::level;
-use super::{Activity, Config, Doing, Effect, Failure, Member, Outcome, State};
+use super::{Activity, Doing, Effect, Failure, Member, Outcome, State};
 use crate::id::WorldId;
 use crate::job::MemberReport;
 use crate::time::Time;
@@ -102,11 +102,20 @@ impl Member {
                 }
                 if is_behind {
                     self.state = Some(State { step, generation: next.generation });
+                    self.assume_begun(step, next.until);
                 }
                 self.formed(next, arrived.state_bytes, now);
             }
             (_, Err(failure)) => self.lost(id, failure, now),
             (_, Ok(outcome)) => panic!("{forming:?} ends with {outcome:?}"),
+        }
+    }
+
+    /// The member that sent this state may have begun the next step with it. Servers may have
+    /// applied that step, even if all members that have begun it are gone.
+    fn assume_begun(&mut self, step: u64, until: u64) {
+        if self.config.has_tables {
+            self.begun = self.begun.max(until.min(step + 1));
         }
     }
 
@@ -144,13 +153,9 @@ impl Member {
         self.report_news(MemberReport::PeerLost { world, suspect, error });
     }
 
-    /// Is between worlds from now on. A world that is planned begins where this one ends in order:
-    /// the master replaces it. Until then others may read what this worker would overwrite.
+    /// Is between worlds from now on.
     pub(super) fn leave(&mut self, now: Time) {
-        let Config { worker, incarnation, .. } = self.config;
-        if self.world.take().is_some() {
-            self.next.take_if(|next| !next.world.is_due_at_once(worker, incarnation));
-        }
+        self.world = None;
         self.left.get_or_insert(now);
         self.flush(now);
     }

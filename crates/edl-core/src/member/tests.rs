@@ -370,6 +370,22 @@ fn a_step_that_was_begun_in_a_world_that_broke_is_finished_in_the_next_one() {
     assert_eq!(bench.member.step(), Some(3));
 }
 
+/// A member that has begun it with this state may be gone.
+#[test]
+fn a_member_that_received_its_state_pauses_after_the_step_that_servers_may_have() {
+    for (until, last) in [(9, 4), (3, 3)] {
+        let mut bench = Bench::new(Config { has_tables: true, ..config() });
+        bench.feed(announce(void(world(2, &[ME, OTHER], None, until), ME)));
+        bench.run_to("exchange");
+        bench.step = 3;
+        bench.end(Ok(Outcome::Levels(vec![None, Some(3)])));
+        bench.succeed();
+        assert_eq!(bench.member.step(), Some(3));
+        bench.feed(drain());
+        assert_eq!(bench.reports.last(), Some(&paused(2, last)), "of {until}");
+    }
+}
+
 #[test]
 fn steps_are_reported_once_in_a_while_and_before_every_wait() {
     let mut bench = Bench::new(config());
@@ -448,14 +464,22 @@ fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
         Failure::Failed("user code failed".into()),
         Failure::NonFinite("the loss is not finite".into()),
     ] {
-        let mut bench = Bench::alone(2);
-        bench.feed(announce(world(2, &[ME, OTHER], None, 4)));
-        bench.run_to("reduce");
-        bench.feed(announce(world(3, &[ME], Some(4), 9)));
-        bench.end(Err(failure));
-        assert_eq!(bench.doing, None, "{:?}", bench.log);
-        bench.feed(announce(world(4, &[ME], None, 9)));
-        assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
+        for is_planned_before in [true, false] {
+            let mut bench = Bench::alone(2);
+            bench.feed(announce(world(2, &[ME, OTHER], None, 4)));
+            bench.run_to("reduce");
+            let planned = announce(world(3, &[ME], Some(4), 9));
+            if is_planned_before {
+                bench.feed(planned);
+                bench.end(Err(failure.clone()));
+            } else {
+                bench.end(Err(failure.clone()));
+                bench.feed(planned);
+            }
+            assert_eq!(bench.doing, None, "{:?}", bench.log);
+            bench.feed(announce(world(4, &[ME], None, 9)));
+            assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
+        }
     }
 }
 

@@ -292,6 +292,9 @@ impl Shell for Member {
                 if let Report::Member(MemberReport::Formed { world, step, .. }) = &report
                     && let Some(state) = self.state.filter(|state| state.step == *step)
                 {
+                    let planned = self.mesh.world().filter(|entered| entered.id == *world);
+                    let after = planned.and_then(|planned| planned.after);
+                    assert!(Some(*step) >= after, "{world} is planned after step {after:?}");
                     context.judge.formed.insert((control.id, *world), state);
                     if std::mem::take(&mut self.is_forced) {
                         self.forced = *world;
