@@ -37,8 +37,6 @@ pub struct Lease {
     /// Those of them that are computed: they only wait to be applied with others.
     pub computed: BTreeSet<u32>,
     pub deadline: Time,
-    /// The worker claimed it, and has not proved it by finishing an item.
-    pub is_adopted: bool,
 }
 
 impl Lease {
@@ -111,9 +109,6 @@ impl Pool {
                 self.hold(lease, worker, *item..item + 1, deadline);
             }
         }
-        if let Some(held) = self.leases.get_mut(&lease) {
-            held.is_adopted = true;
-        }
     }
 
     fn hold(&mut self, lease: LeaseId, worker: WorkerId, items: Range<u32>, deadline: Time) {
@@ -122,7 +117,7 @@ impl Pool {
             self.by_worker.entry(worker).or_default().insert(lease);
             self.deadlines.insert((deadline, lease));
             let (open, computed) = (BTreeSet::new(), BTreeSet::new());
-            Lease { worker, open, computed, deadline, is_adopted: false }
+            Lease { worker, open, computed, deadline }
         });
         assert_eq!(entry.worker, worker, "lease ids are never reused");
         for item in items {
@@ -140,7 +135,6 @@ impl Pool {
             Some(lease) => {
                 let held = self.leases.get_mut(&lease).expect("a holder's lease exists");
                 held.open.remove(&item);
-                held.is_adopted = false;
                 if held.open.is_empty() {
                     self.forget(lease);
                 }
@@ -250,14 +244,11 @@ impl Pool {
         ids.into_iter().filter_map(|id| Some((id, self.release(id)?))).collect()
     }
 
-    /// Moves the deadline of all leases of `worker`: it has made progress. A lease that
-    /// it only claims must make progress itself.
+    /// Moves the deadline of all leases of `worker`: it has made progress.
     pub fn extend(&mut self, worker: WorkerId, deadline: Time) {
         for id in self.by_worker.get(&worker).into_iter().flatten() {
             let lease = self.leases.get_mut(id).expect("a worker's lease exists");
-            if !lease.is_adopted {
-                postpone(&mut self.deadlines, *id, lease, deadline);
-            }
+            postpone(&mut self.deadlines, *id, lease, deadline);
         }
     }
 

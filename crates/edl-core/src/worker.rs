@@ -297,10 +297,11 @@ impl Worker {
 
     fn announce(&mut self) {
         let Some(model) = self.model.clone() else { return };
+        let generation = self.connection.generation();
         self.effects.push(Effect::Report(Report::Ready {
             model,
             capacity: capacity(self.config.mode),
-            held: self.work.announce(),
+            held: generation.map_or_else(Vec::new, |generation| self.work.announce(generation)),
             peer: None,
         }));
     }

@@ -161,7 +161,7 @@ fn control_messages() {
         write("worker_message", name, proto::WorkerMessage { kind: Some(kind) }.encode_to_vec());
     };
     let model_spec_json = serde_json::to_string(&model()).unwrap();
-    let held = vec![proto::HeldLease { lease: 4, epoch: 1, indices: vec![2, 3] }];
+    let held = vec![proto::HeldLease { lease: 4, generation: 1, epoch: 1, indices: vec![2, 3] }];
     let peer = Some(proto::Peer { address: "host:1".into(), step: Some(5), ..Default::default() });
     let ready = proto::Ready { model_spec_json: model_spec_json.clone(), capacity: 2, held, peer };
     worker("ready", worker_message::Kind::Ready(ready));

@@ -318,7 +318,7 @@ async fn a_new_master_learns_what_is_held_and_gets_the_reports_from_before_it() 
     stage.servers.wait(|book| book.pushes.len() == 2);
     drop(session);
     let (mut session, ready) = stage.welcome().await;
-    let held = proto::HeldLease { lease: 4, epoch: 0, indices: vec![0, 1] };
+    let held = proto::HeldLease { lease: 4, generation: 1, epoch: 0, indices: vec![0, 1] };
     assert_eq!(ready.held, [held]);
     stage.servers.change(|book| book.held_acks = false);
     assert_eq!(session.done(2).await, [(0, 1), (1, 1)]);

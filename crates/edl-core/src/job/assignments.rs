@@ -18,8 +18,6 @@ use crate::spec::Mode;
 use crate::time::Time;
 use crate::worker::{Pass, Shard, Task};
 
-/// Work that a worker only claims goes to others unless some of it is done by then.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many idle workers are compared at once.
 const COMPARED: usize = 64;
 
@@ -233,9 +231,9 @@ impl Assignments {
         Some(Task::Train { epoch, indices, skipped: Vec::new() })
     }
 
-    /// Counts what a worker claims to hold as assigned to it.
-    pub(super) fn adopt(&mut self, worker: WorkerId, held: Vec<HeldLease>, now: Time) {
-        let deadline = now + self.timeout.min(PROOF_TIMEOUT);
+    /// Counts what a worker holds as assigned to it.
+    pub(super) fn adopt(&mut self, worker: WorkerId, held: &[HeldLease], now: Time) {
+        let deadline = now + self.timeout;
         held.iter().for_each(|held| self.ledger.adopt(worker, held, deadline));
     }
 
@@ -386,9 +384,7 @@ impl Assignments {
             let first = first.expect("a lease holds something");
             Overdue { worker: ended.worker, lease, suspect: suspect(first) }
         };
-        // It was never proved that a worker holds what it only claimed, so it is not to blame.
         let mut batches = self.ledger.expire(now, self.timeout);
-        batches.retain(|(_, lease)| !lease.is_adopted);
         batches.sort_by_key(|(_, lease)| lease.uncomputed().next().unwrap_or(u32::MAX));
         let batch = |index| Suspect::Batch(BatchId { epoch, index });
         let mut all: Vec<Overdue> =

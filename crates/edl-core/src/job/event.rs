@@ -169,6 +169,8 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeldLease {
     pub lease: LeaseId,
+    /// A worker drops what it holds when it learns of another one.
+    pub generation: Generation,
     pub epoch: u32,
     pub indices: Vec<u32>,
 }

@@ -71,9 +71,12 @@ impl Job {
         self.drain_again(worker, now);
     }
 
-    /// Counts what a worker claims to hold as assigned to it.
+    /// Counts what a worker holds of this generation as assigned to it.
     pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
-        self.assignments.adopt(worker, self.roster.take_held(worker), now);
+        let generation = self.servers().generation();
+        let mut held = self.roster.take_held(worker);
+        held.retain(|held| held.generation == generation);
+        self.assignments.adopt(worker, &held, now);
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, incarnation: Incarnation) {

@@ -200,9 +200,7 @@ impl Job {
         }
         for worker in self.announce_servers() {
             self.assignments.add_idle([worker]);
-            if !restored {
-                self.adopt_held(worker, now);
-            }
+            self.adopt_held(worker, now);
         }
         self.keep_best(now);
     }

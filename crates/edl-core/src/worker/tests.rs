@@ -452,7 +452,8 @@ fn a_new_master_learns_what_is_held_and_shards_are_dropped() {
     stage.take(trained(0));
     stage.take(Event::Command(Command::Lease { lease: LeaseId(8), task: Task::Shard(shard(15)) }));
     let effects = stage.take(Event::Rejoined);
-    let held = vec![HeldLease { lease: LeaseId(7), epoch: 0, indices: vec![0, 1, 2] }];
+    let (generation, indices) = (Generation(1), vec![0, 1, 2]);
+    let held = vec![HeldLease { lease: LeaseId(7), generation, epoch: 0, indices }];
     let ready = Report::Ready { model: model(), capacity: 2, held, peer: None };
     assert_eq!(effects[..2], [Effect::Drop(LeaseId(8)), Effect::Report(ready)]);
     assert_eq!(Worker::new(config(Mode::Async)).handle(Event::Rejoined, stage.now), []);

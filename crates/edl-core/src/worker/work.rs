@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::effect::Records;
 use super::event::{Item, Pass, Shard};
-use crate::id::{BatchId, LeaseId};
+use crate::id::{BatchId, Generation, LeaseId};
 use crate::job::HeldLease;
 
 /// The leases held.
@@ -204,13 +204,14 @@ impl Work {
     }
 
     /// What a new master must know: the batches that are not acknowledged, by lease.
-    pub(super) fn announce(&self) -> Vec<HeldLease> {
+    pub(super) fn announce(&self, generation: Generation) -> Vec<HeldLease> {
         let mut leases: BTreeMap<(LeaseId, u32), BTreeSet<u32>> = BTreeMap::new();
         for (batch, held) in &self.batches {
             leases.entry((held.lease, batch.epoch)).or_default().insert(batch.index);
         }
         let held = leases.into_iter().map(|((lease, epoch), indices)| HeldLease {
             lease,
+            generation,
             epoch,
             indices: indices.into_iter().collect(),
         });

@@ -217,7 +217,12 @@ fn states_within(
 }
 
 fn held(held: proto::HeldLease) -> HeldLease {
-    HeldLease { lease: LeaseId(held.lease), epoch: held.epoch, indices: held.indices }
+    HeldLease {
+        lease: LeaseId(held.lease),
+        generation: Generation(held.generation),
+        epoch: held.epoch,
+        indices: held.indices,
+    }
 }
 
 fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, Status> {

@@ -112,7 +112,12 @@ fn sums((name, Sums { kind, sums }): (String, Sums)) -> proto::Sums {
 }
 
 fn held(held: HeldLease) -> proto::HeldLease {
-    proto::HeldLease { lease: held.lease.0, epoch: held.epoch, indices: held.indices }
+    proto::HeldLease {
+        lease: held.lease.0,
+        generation: held.generation.0,
+        epoch: held.epoch,
+        indices: held.indices,
+    }
 }
 
 /// A command as a worker takes it; none for a welcome, which its session takes, and for work that

@@ -44,6 +44,19 @@ pub(super) struct ScriptedWorker {
 }
 
 impl ScriptedWorker {
+    fn held(&self) -> Vec<HeldLease> {
+        let held = |(lease, task): &(LeaseId, Task)| match task {
+            Task::Train { epoch, indices, .. } => Some(HeldLease {
+                lease: *lease,
+                generation: self.generation?,
+                epoch: *epoch,
+                indices: indices.clone().collect(),
+            }),
+            Task::Shard(_) => None,
+        };
+        self.work.iter().filter_map(held).collect()
+    }
+
     /// Keeps only the batch that it computes.
     fn return_rest(&mut self) {
         self.work.truncate(usize::from(self.is_computing));
@@ -293,7 +306,7 @@ impl Bench {
             Command::Drain { .. } if is_sync => {}
             Command::Drain { .. } => {
                 worker.return_rest();
-                let kept = held(&worker.work);
+                let kept = worker.held();
                 let kept = kept.iter().flat_map(|lease| {
                     lease.indices.iter().map(|index| BatchId { epoch: lease.epoch, index: *index })
                 });
@@ -467,7 +480,7 @@ impl Bench {
             Role::Worker => {
                 let known = &self.workers[&instance.id];
                 let (worker, incarnation) = (WorkerId(instance.id), Incarnation(known.incarnation));
-                let held = held(&known.work);
+                let held = known.held();
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
                 let report = worker::Report::Ready { model, capacity, held, peer: None };
                 let connected = Event::WorkerConnected { worker, incarnation, pid };
@@ -704,14 +717,4 @@ fn states(parts: &Parts) -> Vec<PartitionState> {
         n_rows: 0,
     };
     parts.iter().map(state).collect()
-}
-
-fn held(work: &VecDeque<(LeaseId, Task)>) -> Vec<HeldLease> {
-    let held = |(lease, task): &(LeaseId, Task)| match task {
-        Task::Train { epoch, indices, .. } => {
-            Some(HeldLease { lease: *lease, epoch: *epoch, indices: indices.clone().collect() })
-        }
-        Task::Shard(_) => None,
-    };
-    work.iter().filter_map(held).collect()
 }

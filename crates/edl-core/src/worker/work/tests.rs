@@ -88,8 +88,9 @@ fn a_master_learns_what_is_not_acknowledged() {
     work.pushed(batch(2), LOSS);
     work.pushed(batch(3), LOSS);
     work.acknowledged(batch(2));
-    let held = HeldLease { lease: LeaseId(7), epoch: 0, indices: vec![3, 4] };
-    assert_eq!(work.announce(), [held]);
+    let (generation, indices) = (Generation(2), vec![3, 4]);
+    let held = HeldLease { lease: LeaseId(7), generation, epoch: 0, indices };
+    assert_eq!(work.announce(generation), [held]);
     assert_eq!(work.release_shards(), [LeaseId(9)]);
 }
 
@@ -189,7 +190,7 @@ proptest! {
             let open = naive.0.iter().filter(|held| !held.2).map(|held| Item::Batch(batch(held.0)));
             prop_assert_eq!(upcoming(&work), open.collect::<Vec<_>>());
             prop_assert_eq!(work.n_pushed(), naive.0.iter().filter(|held| held.2).count());
-            let announced: usize = work.announce().iter().map(|lease| lease.indices.len()).sum();
+            let announced: usize = work.announce(Generation(1)).iter().map(|lease| lease.indices.len()).sum();
             prop_assert_eq!(announced, naive.0.len());
         }
     }
