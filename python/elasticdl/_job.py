@@ -35,8 +35,9 @@ _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
 _LANES = "ELASTICDL_LANES"
-# Where the optimizer steps are taken: `auto`, `rust` or `python`.
+# Where the optimizer steps are taken.
 _STEP = "ELASTICDL_STEP"
+_CHOICES = ("auto", "rust", "python")
 # The folder of the trained model.
 _OUTPUT = "ELASTICDL_OUTPUT"
 
@@ -170,8 +171,11 @@ class Job:
         return self._own.is_step
 
     @property
-    def loss(self) -> float:
-        """The mean loss over all records of the step that your code takes; same in every worker."""
+    def loss(self) -> float | None:
+        """The mean loss over all records of the step that your code takes; same in every worker.
+
+        It is None before the first step, and if the job takes the steps.
+        """
         return self._own.loss
 
     @property
@@ -208,6 +212,11 @@ class Job:
         optimizer are frozen. `state` is as for `init`.
         """
         for name, value in state.items():
+            if self._model is not None and self._model.depends_on(value):
+                raise RuntimeError(
+                    f"`{name}` was attached after the model and the optimizer; pass all of them to "
+                    "the same call"
+                )
             self._own.register(name, value)
         if model is not None:
             self._attach_module(model)
@@ -312,9 +321,6 @@ class Job:
         self._check_known()
         if self._own.is_on:
             self._own.hand_over(_number(loss))
-            if self._own.is_over:  # The job continues without this worker, or was stopped.
-                self._is_over = True
-                sys.exit(0)
         elif turn.has_parameters:
             self._model.take()
         turn.is_reduced = True
@@ -369,7 +375,7 @@ class Job:
     def _attach_optimizer(self, optimizer: Any) -> None:
         from elasticdl import _torch_loop
 
-        bare = getattr(optimizer, "optimizer", optimizer)
+        bare = _torch_loop.bare_optimizer(optimizer)
         if self._optimizer is None:
             _torch_loop.check_optimizer(bare)
             self._own.register("optimizer", bare)
@@ -422,7 +428,7 @@ class Job:
                     "`job.batches()`, or start the job without --step=rust"
                 )
             yield self._lanes(fetch)
-            if not self._own.is_step:
+            if not self._own.is_step and not self._own.is_over:
                 raise RuntimeError(
                     "the next step was requested before the last batch of this one; iterate over "
                     "each step of `job.steps(…)` to its end"
@@ -601,6 +607,8 @@ class _Description:
         self._job = job
         self._model: Any = None
         self._choice = os.environ.get(_STEP, "auto")
+        if self._choice not in _CHOICES:
+            raise ZooError(f"{_STEP}={self._choice} is unknown; use {', '.join(_CHOICES)}")
         self.is_nested = False
         self._requests = self._make_requests()
         self._first_values: np.ndarray | None = None
@@ -648,6 +656,7 @@ class _Description:
         own.unguard()
         try:
             if self._choice == "auto":
+                self._model.check_options()
                 self._write(self._model.spec())
         except ZooError as error:
             # Rust would compute other numbers; `commit` takes the step, if the schedule allows it.
@@ -659,6 +668,7 @@ class _Description:
     def stepped(self) -> NoReturn:
         if isinstance(self._state, ZooError):
             raise self._state
+        self._job._own.check_state()
         spec = self._model.script_spec(self._job._own.is_implicit)
         (self._folder / "first_state.bin").write_bytes(self._state)
         self._write(spec)

@@ -43,7 +43,7 @@ class OwnStep:
         # Whether the parameters have the mean gradient of a step that is being taken.
         self.is_step = False
         # The mean loss of that step.
-        self.loss = 0.0
+        self.loss: float | None = None
         # Whether `commit` takes the steps, because the user's code does not; None: not known yet.
         self.is_implicit: bool | None = None
         # Whether the job waits for an answer.
@@ -156,6 +156,10 @@ class OwnStep:
 
         return _state.dump({name: _state_of(value) for name, value in self.objects.items()})
 
+    def check_state(self) -> None:
+        """Rejects objects that do not restore their state exactly."""
+        self._load(self.dump())
+
     def _load(self, data: bytes) -> None:
         from elasticdl import _state
 
@@ -164,7 +168,14 @@ class OwnStep:
             theirs, ours = (", ".join(sorted(names)) for names in (states, self.objects))
             raise ZooError(f"the job's state is that of [{theirs}], but the script has [{ours}]")
         for name, state in states.items():
-            self.objects[name].load_state_dict(state)
+            _state.load(self.objects[name], state)
+        changed = _state.difference(_state.parse(data), _state.parse(self.dump()))
+        if changed:
+            name = changed[0]
+            raise ZooError(
+                f"the job cannot keep the state of `{name}`: its `load_state_dict` does not "
+                f"restore {_state.show(changed)} exactly"
+            )
 
     def _open(self) -> None:
         """Lets the user's code take the step that the job has requested, if it has."""

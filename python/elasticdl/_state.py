@@ -64,8 +64,45 @@ def parse(data: bytes) -> dict[str, Any]:
     """Returns the trees that `dump` wrote."""
     try:
         return _parse(data)
-    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise ZooError(f"the state of the training script is corrupt: {error}") from None
+
+
+def load(value: Any, state: Any) -> None:
+    """Loads the state of an object. PyTorch would convert that of optimizers to other types."""
+    value.load_state_dict(state)
+    if not isinstance(value, torch.optim.Optimizer):
+        return
+    parameters = [parameter for group in value.param_groups for parameter in group["params"]]
+    for index, kept in state["state"].items():
+        if isinstance(index, int) and isinstance(kept, dict):
+            tensors = {key: part for key, part in kept.items() if isinstance(part, torch.Tensor)}
+            value.state[parameters[index]].update(tensors)
+
+
+def difference(before: Any, after: Any) -> tuple[Any, ...] | None:
+    """Returns the keys that lead to the first part of a tree that differs by a bit, or None."""
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        is_same = before.dtype == after.dtype and before.shape == after.shape
+        return None if is_same and _bytes(before) == _bytes(after) else ()
+    if type(before) is not type(after):
+        return ()
+    if isinstance(before, (list, tuple)):
+        before, after = dict(enumerate(before)), dict(enumerate(after))
+    if not isinstance(before, dict):
+        return None if repr(before) == repr(after) else ()
+    if before.keys() != after.keys():
+        return ()
+    for key in before:
+        below = difference(before[key], after[key])
+        if below is not None:
+            return key, *below
+    return None
+
+
+def show(keys: tuple[Any, ...]) -> str:
+    """Returns the path of a part of a tree, as in error messages."""
+    return f"{keys[0]}" + "".join(f"[{json.dumps(key)}]" for key in keys[1:])
 
 
 def _parse(data: bytes) -> dict[str, Any]:

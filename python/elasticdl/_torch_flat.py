@@ -48,6 +48,7 @@ class Flat:
         self._dense_state = dense[layout.n_parameters :]
         self._state = torch.zeros_like(self._dense_state)
         layout.move(dense, self._state)
+        self._values = layout.views(dense)
         self._counters = [buffer for buffer in layout.buffers if buffer.is_counter]
         self.keep()
         self._generators = _generators(module)
@@ -71,7 +72,8 @@ class Flat:
         whole = torch.from_numpy(dense)
         self.dense = dense
         self._dense_state = whole[self.layout.n_parameters :]
-        for (_, parameter), view in zip(self.layout.parameters, self.layout.views(whole)):
+        self._values = self.layout.views(whole)
+        for (_, parameter), view in zip(self.layout.parameters, self._values):
             parameter.data = view
         is_shared = dense is not self._own
         self._versions = self._count() if is_shared else None
@@ -126,7 +128,12 @@ class Flat:
             parameter.grad = gradient
 
     def take_values(self) -> None:
-        """Writes the values of the buffers to `dense`, where the parameters already are."""
+        """Writes the values of the buffers to `dense`, where the parameters are."""
+        with torch.no_grad():
+            for (_, parameter), view in zip(self.layout.parameters, self._values):
+                if parameter.data_ptr() != view.data_ptr():  # `parameter.data = …`
+                    view.copy_(parameter)
+                    parameter.data = view
         for buffer in self.layout.buffers:
             buffer.take_back()
         self._dense_state.copy_(self._state)

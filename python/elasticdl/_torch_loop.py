@@ -19,7 +19,7 @@ from torch import nn
 from elasticdl import _metrics, _optimizers, _schedules, _torch_flat, _torch_layout
 from elasticdl._torch_flat import Flat
 from elasticdl._zoo import ZooError
-from elasticdl.torch import DistributedDataParallel, Embedding
+from elasticdl.torch import DistributedDataParallel, DistributedOptimizer, Embedding
 
 # Makes the seed of a pass from that of its iteration.
 _OF_PASS = 0x5DEECE66D
@@ -30,6 +30,11 @@ _MEMBERS = ("params", "param_names")
 def bare(model: Any) -> Any:
     """Unwraps a module."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def bare_optimizer(optimizer: Any) -> Any:
+    """Unwraps an optimizer."""
+    return optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
 
 
 def check_model(model: Any) -> None:
@@ -66,9 +71,8 @@ class LoopModel:
     ) -> None:
         _torch_flat.make_repeatable(torch.get_num_threads())
         registered = [optimizer, *(registered or [])]
-        _torch_flat.freeze_unheld(module, *(o for o in registered if hasattr(o, "param_groups")))
-        kinds = [kind.__name__ for value in registered for kind in type(value).__mro__]
-        self._is_scaled = "GradScaler" in kinds  # Of any module: torch has moved it.
+        _torch_flat.freeze_unheld(module, *filter(_is_optimizer, registered))
+        self._is_scaled = any(map(_is_scaler, registered))
         self.module = module
         self._optimizer = optimizer
         self._schedule = schedule
@@ -87,6 +91,11 @@ class LoopModel:
         self._refusal = optimizer.register_step_pre_hook(_refuse_step)
         # Whether the user's code takes the steps.
         self._is_script = False
+
+    @staticmethod
+    def depends_on(value: Any) -> bool:
+        """Whether an object must be registered before the model is prepared."""
+        return _is_optimizer(value) or _is_scaler(value)
 
     def plan(self, n_steps: int, epoch_steps: int) -> None:
         """The job takes `n_steps` steps, `epoch_steps` per epoch."""
@@ -141,7 +150,7 @@ class LoopModel:
     def begin(self, seed: int, step: int) -> None:
         """Prepares the module and the optimizer for an iteration."""
         if not self._is_script:
-            self._check_options()
+            self.check_options()
             self._follow_schedule(step)
         self.receive()
         self._flat.forget_gradients()
@@ -187,7 +196,7 @@ class LoopModel:
     def take(self) -> None:
         """Fills `gradient` with the gradients of the iteration."""
         if not self._is_script:
-            self._check_options()
+            self.check_options()
         self._reseeder.reseed = None
         self._flat.take_changes()
         self._flat.fill_gradient()
@@ -210,7 +219,7 @@ class LoopModel:
         if hasattr(self._schedule, "get_last_lr"):
             self._schedule._last_lr = [rate] * len(self._options)
 
-    def _check_options(self) -> None:
+    def check_options(self) -> None:
         """Rejects changes of the optimizer in the loop, which would have no effect."""
         for before, now in zip(self._options, _options(self._optimizer)):
             changed = [name for name in now if now[name] != before.get(name)]
@@ -222,6 +231,15 @@ class LoopModel:
                     "but the job takes the steps; pass the schedule to `elasticdl.init(model, "
                     "optimizer, lr_schedule)`, and do not call its `step()`"
                 )
+
+
+def _is_optimizer(value: Any) -> bool:
+    return hasattr(value, "param_groups")
+
+
+def _is_scaler(value: Any) -> bool:
+    """Whether it is a GradScaler, of any module: torch has moved it."""
+    return "GradScaler" in [kind.__name__ for kind in type(value).__mro__]
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -83,6 +83,8 @@ class FakeLoop:
     asked: dict[int, bytes] = {}
     load: dict[int, tuple[np.ndarray, bytes]] = {}
     is_idle = False
+    # The lanes of a last step that is not taken.
+    skipped: list[list[int]] = []
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -122,6 +124,10 @@ class FakeLoop:
             if number in self.asked:
                 yield "state", None, number, True
                 self.asked[number] = (dense, self.answer)
+        for lane, records in enumerate(self.skipped):
+            self.dense[:] = dense
+            yield np.array(records, np.uint64), lane, len(self.steps), lane == 0
+            assert self.answer == "computed"
         self.dense[:] = dense
 
     def next(self):
@@ -271,6 +277,69 @@ def test_a_worker_without_a_lane_takes_the_step(monkeypatch):
     assert FakeLoop.last.heard == ["computed"] + ["stepped"] * 4
 
 
+class Exact(Lion):
+    """An optimizer that keeps its state in float64 and replaces the tensors of parameters."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["m"] = torch.zeros_like(parameter, dtype=torch.float64)
+                state["m"].add_(parameter.grad.double() / 3)
+                parameter.data = (parameter.double() - group["lr"] * state["m"]).float()
+
+
+def exact(is_in_job: bool = True):
+    """Trains with it, with and without a job."""
+    model = nn.Linear(3, 1)
+    nn.init.constant_(model.weight, 0.5)
+    nn.init.constant_(model.bias, 0.25)
+    optimizer = Exact(model.parameters())
+    if is_in_job:
+        job = elasticdl.init(model, optimizer)
+        for batch in job.batches(DATA, batch_size=3):
+            loss_of(model, batch).backward()
+            job.allreduce(model)
+            optimizer.step()
+            job.commit()
+        dense = job._model.dense
+        assert dense.tolist() == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    else:
+        for lanes in LANES:
+            sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+            for lane in lanes:
+                model.zero_grad()
+                loss_of(model, DATA[lane]).backward()
+                for total, parameter in zip(sums, model.parameters()):
+                    total += parameter.grad * len(lane)
+            for total, parameter in zip(sums, model.parameters()):
+                parameter.grad = total / sum(map(len, lanes))
+            optimizer.step()
+    moments = [state["m"] for state in optimizer.state.values()]
+    assert {moment.dtype for moment in moments} == {torch.float64}
+    return [part.tolist() for part in (*model.parameters(), *moments)]
+
+
+def test_parameters_may_be_replaced_and_state_keeps_its_type():
+    FakeLoop.asked = {1: b""}
+    expected = exact(is_in_job=False)
+    assert exact() == expected
+    FakeLoop.load, FakeLoop.asked = {2: FakeLoop.asked[1]}, {}
+    assert exact() == expected, "a new worker gets the state as it is"
+
+
+@pytest.mark.parametrize("train", [flat, nested])
+def test_the_code_after_the_loop_runs_if_the_last_step_is_skipped(train, monkeypatch):
+    monkeypatch.setattr(FakeLoop, "steps", LANES[:3])
+    expected = numbers(*train())
+    # The job skips the fourth step: its loss is not finite.
+    monkeypatch.setattr(FakeLoop, "skipped", LANES[3])
+    assert numbers(*train()) == expected
+    assert FakeLoop.last.heard[-3:] == ["stepped", "computed", "computed"]
+
+
 def test_a_gradient_scaler_skips_steps_that_overflow():
     scaler_of = getattr(torch.amp, "GradScaler", None)
     if scaler_of is None:
@@ -354,7 +423,14 @@ def test_mistakes_are_reported_with_what_to_do():
     model, optimizer, *_ = made()
     with pytest.raises(ZooError, match="`ema` is of type int, which has no `state_dict`"):
         elasticdl.init(model, optimizer, ema=3)
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    with pytest.raises(RuntimeError, match="`other` was attached after the model and"):
+        elasticdl.init(model, optimizer).attach(other=other)
+    wrapper = types.SimpleNamespace(optimizer=optimizer)
+    with pytest.raises(ZooError, match="the optimizer is a SimpleNamespace"):
+        elasticdl.init(model, wrapper)
     job = elasticdl.init(model)
+    assert job.loss is None
     with pytest.raises(RuntimeError, match="does not know the model or the optimizer"):
         next(job.batches(DATA))
     for is_complete, sentence in [(False, "to its end"), (True, "ended without a call")]:
@@ -454,6 +530,11 @@ STATE = """
 class X:
     def state_dict(self): return {"a": [1, lambda: 2]}
     def load_state_dict(self, state): pass
+class Y(X):
+    def __init__(self): self.n = 0
+    def state_dict(self):
+        self.n += 1
+        return {"a": [0, self.n]}
 """
 
 
@@ -470,6 +551,9 @@ class X:
         (given(PLATEAU, step="pass"), "python", "in Python, which cannot follow the learning-rate"),
         (given("lambda step: 0.1", step="pass"), "python", "in Python, which cannot follow the"),
         (STATE + given("x=X()", step="optimizer.step()"), "auto", "x.a[1] is a function;"),
+        (STATE + given("x=Y()", step="optimizer.step()"), "auto", 'not restore x["a"][1] exactly'),
+        (LOOP.format(step="optimizer.param_groups[0]['lr'] = 0.1"), "auto", "changed from 0.5 to"),
+        (LOOP.format(step="pass"), "Rust", "ELASTICDL_STEP=Rust is unknown"),
     ],
 )
 def test_loops_that_do_not_fit_the_choice_are_refused(tmp_path, describe, loop, choice, sentence):

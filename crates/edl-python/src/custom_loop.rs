@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A custom training loop as a model: the worker runs on a separate thread, and each pass of its model
-//! is one iteration of the user's loop. If the user's code takes the optimizer steps, each step and
-//! each access to its state is one more request to the loop.
+//! A custom training loop as a model: the worker runs on a separate thread, and each pass of its
+//! model is one iteration of the user's loop. If the user's code takes the optimizer steps, each
+//! step and each access to its state is one more request to the loop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -113,9 +113,9 @@ impl Loop {
         Ok(())
     }
 
-    /// The next request, the number of steps before it, and whether this worker leads the others. A
-    /// request is the records and the seed of a turn; `step` with a seed and the mean loss; `state` and None; or `load`
-    /// and the state. None at the end of the job.
+    /// The next request, the number of steps before it, and whether this worker leads the others;
+    /// None at the end of the job. A request is the records and the seed of a turn; `step` with a
+    /// seed and the mean loss; `state` and None; or `load` and the state.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let request = py.detach(|| lock(&self.requests).recv());
         let Ok((request, (step, is_leader))) = request else {
