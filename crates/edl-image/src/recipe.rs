@@ -167,7 +167,7 @@ mod tests {
         let store = Store::open(&dir.path().join("store")).unwrap();
         let file = dockerfile::parse("FROM scratch\nRUN make", &BTreeMap::new()).unwrap();
         let error = build(&store, None, &file, &context(dir.path())).unwrap_err();
-        assert!(error.to_string().starts_with("line 2 of the Dockerfile, `RUN make`, must be run"));
+        assert!(error.to_string().starts_with("line 2 of the Dockerfile, `RUN make`, requires"));
         assert!(std::fs::read_dir(store.root().join("blobs/sha256")).unwrap().next().is_none());
     }
 }

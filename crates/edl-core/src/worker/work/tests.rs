@@ -190,7 +190,8 @@ proptest! {
             let open = naive.0.iter().filter(|held| !held.2).map(|held| Item::Batch(batch(held.0)));
             prop_assert_eq!(upcoming(&work), open.collect::<Vec<_>>());
             prop_assert_eq!(work.n_pushed(), naive.0.iter().filter(|held| held.2).count());
-            let announced: usize = work.announce(Generation(1)).iter().map(|lease| lease.indices.len()).sum();
+            let held = work.announce(Generation(1));
+            let announced: usize = held.iter().map(|lease| lease.indices.len()).sum();
             prop_assert_eq!(announced, naive.0.len());
         }
     }
