@@ -337,10 +337,13 @@ def test_hybrid_is_bit_identical_with_a_worker_killed(cluster: Cluster, tmp_path
 
 
 COUNTING = """
+import pathlib, time
 import torch
 
 N_RECORDS = {n_records}
 BATCH = {batch}
+KILLED = pathlib.Path({killed!r})
+n_passes = 0
 
 class CustomModel(torch.nn.Module):
     def __init__(self):
@@ -348,6 +351,10 @@ class CustomModel(torch.nn.Module):
         self.counts = torch.nn.Parameter(torch.zeros(N_RECORDS))
 
     def forward(self, ids):
+        global n_passes
+        n_passes += 1
+        while n_passes > 20 and not KILLED.exists():
+            time.sleep(0.01)
         return self.counts[ids]
 
 def loss(labels, predictions):
@@ -369,7 +376,8 @@ def test_a_counting_model_counts_every_record_once_per_epoch(
     data = tmp_path / "ids.csv"
     data.write_text("id\n" + "".join(f"{n}\n" for n in range(n_records)))
     model = tmp_path / "counting.py"
-    model.write_text(COUNTING.format(n_records=n_records, batch=batch))
+    killed = tmp_path / "killed"
+    model.write_text(COUNTING.format(n_records=n_records, batch=batch, killed=str(killed)))
     flags = job_flags(
         "count",
         str(model),
@@ -381,6 +389,7 @@ def test_a_counting_model_counts_every_record_once_per_epoch(
     )
     job = cluster.start("train", *flags)
     kill_a_worker(cluster, job, "count")
+    killed.touch()
     out, err = job.communicate(timeout=240)
     assert job.returncode == 0, out + err
     counts = read_safetensors(cluster.job("count") / "output" / "model.safetensors")["counts"]
