@@ -139,11 +139,14 @@ test-cluster: setup static build fresh ## Tests on real Kubernetes clusters (K8S
 
 # TensorFlow imports JAX where there is one; without it, each of its processes starts 0.4 s earlier.
 NO_JAX = import os, sys; os.environ.get("KERAS_BACKEND") == "tensorflow" and sys.modules.update(jax=None)
+# A third of the time to import a framework and to exit is spent searching its objects for garbage.
+# Triton prints warnings about what remains when a process exits.
+LITTLE_GC = import atexit, gc, sys; gc.set_threshold(100_000, 20, 100); atexit.register(lambda gc=gc, sys=sys: "triton" in sys.modules or gc.freeze())
 fresh: wheel
 	rm -rf $(FRESH)
 	python3 -m venv --without-pip $(FRESH)
 	$(FRAMEWORKS)/bin/pip --python $(FRESH)/bin/python install --quiet --disable-pip-version-check --no-deps $(WHEELS)/*.whl
-	{ $(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])"; echo '$(NO_JAX)'; } \
+	{ $(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])"; printf '%s\n' '$(NO_JAX)' '$(LITTLE_GC)'; } \
 		> $$($(FRESH)/bin/python -c "import site; print(site.getsitepackages()[0])")/frameworks.pth
 
 sim: ## Simulate whole jobs: make sim SEED=17 replays one, make sim SEEDS=2000 runs many
@@ -167,7 +170,7 @@ verify: ## Check shared memory between workers: every order of events (loom), un
 fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
 	@bash tests/fuzz.sh $(or $(FUZZ_SECS),600) $(TEST)
 
-soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults in real jobs, many chaos seeds, full Fashion-MNIST, all fuzz targets
+soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults in real jobs, many chaos seeds, full Fashion-MNIST, trainers of other libraries, all fuzz targets
 	@bash tests/setup.sh dataset-fashion-mnist
 	SIM_SEEDS=100000 $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job
 	$(VENV)/bin/python tests/chaos.py $(TARGET)/release/elasticdl --faults=1000
@@ -175,6 +178,8 @@ soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults 
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
 	$(VENV)/bin/python tests/cluster/edl_case.py $(TARGET)/release/elasticdl
+	$(MAKE) --no-print-directory fresh
+	$(FRESH)/bin/python -m pytest -q -p no:cacheprovider tests/python/soak_trainers.py
 	$(MAKE) --no-print-directory fuzz
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An elastic PyTorch script: `elasticdl run --workers 2 examples/torch_mnist.py`.
 
+`python examples/torch_mnist.py` runs it without a job.
+
 The five numbered lines make an ordinary script elastic. The images are synthetic: ten classes of
 28 × 28 pixels, like MNIST.
 """

@@ -49,7 +49,7 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(image), label)
             loss.backward()
             job.allreduce(loss=loss)  # Optional: reports the loss.
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        job.clip_grad_norm(1.0)
         optimizer.step()
         scheduler.step()
         ema.update_parameters(model)

@@ -23,16 +23,16 @@ PARTS = {
 }
 
 
-def crates(words: list[str]) -> set[str]:
+def crates(args: list[str]) -> set[str]:
     """Crates with their features; a crate that build scripts use may occur twice."""
-    command = [CARGO, "tree", "--locked", "--prefix=none", "--format={p} with {f}", *words]
+    command = [CARGO, "tree", "--locked", "--prefix=none", "--format={p} with {f}", *args]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return {line.removesuffix(" (*)") for line in done.stdout.splitlines()}
 
 
 def main() -> int:
     whole = crates(WHOLE)
-    bad = [f"{name}: {crate}" for name, words in PARTS.items() for crate in crates(words) - whole]
+    bad = [f"{name}: {crate}" for name, args in PARTS.items() for crate in crates(args) - whole]
     for line in sorted(bad):
         print(f"compiled a second time for the {line}")
     if bad:

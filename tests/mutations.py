@@ -408,7 +408,7 @@ MUTATIONS = [
         "step.is_none() || self.place_in(next).is_none() || MUTANT;",
     ),
     Mutation(
-        "forget workers that train on although no world follows",
+        "forget workers that keep training although no world follows",
         f"{CORE}/world.rs",
         "            // No worker trains after that, so all state stays as it is.\n",
         "            // No worker trains after that, so all state stays as it is.\n"

@@ -33,16 +33,16 @@ OUTPUT_OF = re.compile(r"^---- (\S+) stdout ----$", re.M)
 LATER = "`make soak`"
 
 
-def cargo_test(*words: str) -> list[str]:
+def cargo_test(*args: str) -> list[str]:
     # The Python extension has no tests; `maturin` builds it, with other flags.
-    return [CARGO, "test", "--release", "--workspace", "--exclude=edl-python", "--locked", *words]
+    return [CARGO, "test", "--release", "--workspace", "--exclude=edl-python", "--locked", *args]
 
 
 def build() -> list[dict]:
     """Builds all test binaries; returns cargo's messages about them."""
     # Examples are not built: lints check them, and benchmarks run them.
-    words = ["--lib", "--bins", "--tests", "--no-run", "--message-format=json-render-diagnostics"]
-    done = subprocess.run(cargo_test(*words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    args = ["--lib", "--bins", "--tests", "--no-run", "--message-format=json-render-diagnostics"]
+    done = subprocess.run(cargo_test(*args), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.returncode)
     messages = map(json.loads, done.stdout.splitlines())

@@ -22,13 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from template import Fork, Template
+
 CORES = len(os.sched_getaffinity(0))
 # Maximum number of running tests, no matter how idle the machine is.
 MAX_RUNNING = 4 * CORES
 # A core counts as idle if this share of the machine's time was unused since the last check.
 IDLE = 0.5 / CORES
 CHECK = 0.5
-POLL = 0.02
+POLL = 0.05
 # Far longer than any test takes; a test that reaches this limit hangs.
 LIMIT = 600
 SLOWEST = 10
@@ -57,6 +59,9 @@ class Unit:
     command: list[str]
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
+    # If there are any, `command` is `python -m pytest …`, and runs in a fork of a process that has
+    # imported these modules.
+    imported: tuple[str, ...] = ()
     seconds: float = 0.0
     # CPU time of the unit and of all processes that it waited for.
     cpu: float = 0.0
@@ -134,7 +139,8 @@ class Run:
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
-        self._running: dict[subprocess.Popen, tuple[Part, Unit, float, IO[bytes]]] = {}
+        self._running: dict[subprocess.Popen | Fork, tuple[Part, Unit, float, IO[bytes]]] = {}
+        self._templates: dict[tuple[str, ...], Template] = {}
         self._busy = (0, 0)
         self._checked_at = 0.0
         self._shown_at = time.monotonic()
@@ -182,7 +188,18 @@ class Run:
     def _start(self, part: Part, unit: Unit) -> None:
         # A file, not a pipe: we must not wait for processes that a test leaves behind.
         output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the unit has ended)
-        process = subprocess.Popen(
+        begin = time.monotonic()
+        self._running[self._process(unit, output)] = (part, unit, begin, output)
+        self._checked_at = time.monotonic()
+
+    def _process(self, unit: Unit, output: IO[bytes]) -> subprocess.Popen | Fork:
+        if unit.imported:
+            python, _, _, *words = unit.command
+            template = (python, *unit.imported)
+            if template not in self._templates:
+                self._templates[template] = Template(python, unit.imported)
+            return self._templates[template].start(words, unit.cwd, unit.env, output)
+        return subprocess.Popen(
             unit.command,
             cwd=unit.cwd,
             env={**os.environ, **unit.env},
@@ -191,8 +208,6 @@ class Run:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._running[process] = (part, unit, time.monotonic(), output)
-        self._checked_at = time.monotonic()
 
     def _collect(self) -> None:
         for process, (part, unit, begin, output) in list(self._running.items()):

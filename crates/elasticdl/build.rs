@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells the binary which commit it was built from, by reading `.git` itself: a build from an
-//! archive, or on a machine without git, says `unknown`.
+//! Records in the binary which commit it was built from, by reading `.git`; `unknown` if there is
+//! none, as in a build from an archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn main() {
     let commit = commit(&git).unwrap_or_else(|| "unknown".into());
     println!("cargo::rustc-env=ELASTICDL_COMMIT={commit}");
     println!("cargo::rerun-if-changed=build.rs");
-    // Only what exists: cargo rebuilds for ever over a file that is missing.
+    // Only what exists: cargo rebuilds forever over a file that is missing.
     for file in ["HEAD", "logs/HEAD"] {
         if git.join(file).exists() {
             println!("cargo::rerun-if-changed={}", git.join(file).display());

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import dis
+import inspect
 import json
 import os
 import signal
@@ -18,11 +21,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import numpy as np
 
 from elasticdl import _output, _records, _stacks
+from elasticdl._first_step import Alone, Description
 from elasticdl._own_step import OwnStep, Request
 from elasticdl._zoo import ZooError
 
@@ -35,9 +40,8 @@ _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
 _LANES = "ELASTICDL_LANES"
-# Where the optimizer steps are taken.
-_STEP = "ELASTICDL_STEP"
-_CHOICES = ("auto", "rust", "python")
+# The number of workers that the job started with.
+_WORLD_SIZE = "ELASTICDL_WORLD_SIZE"
 # The folder of the trained model.
 _OUTPUT = "ELASTICDL_OUTPUT"
 
@@ -52,8 +56,20 @@ _ENDS = ("succeeded", "failed", "stopped")
 
 
 _LEFT = (
-    "the script exited before the job was done; iterate over `job.batches(…)` to its end, and set "
-    "the length of training with `epochs`"
+    "the script exited before the job was done; iterate over `job.batches(…)` to its end, or end "
+    "training with `break` or `job.stop()`"
+)
+# The instructions by which `break` and `return` drop the iterator of a loop.
+_DROPS = ("POP_TOP", "POP_ITER")
+
+
+_REQUESTED_TWICE = (
+    "the job's batches were requested twice; request them once, with the number of epochs: "
+    "`job.batches(dataset, epochs=3)`, or once in each epoch of `for epoch in job.epochs(3)`"
+)
+_OTHER_BATCHES = (
+    "the batches of an epoch are not those of the epoch before; request the same dataset, batch "
+    "size, order and loader options in every epoch"
 )
 
 
@@ -65,6 +81,8 @@ def init(
     **state: Any,
 ) -> Job:
     """Makes this process a worker of the job that started it.
+
+    Without a job, the process trains alone, with the same result as a job of as many lanes.
 
     `model` is a `torch.nn.Module`, `optimizer` is the `torch.optim.Optimizer` of its parameters,
     and `lr_schedule` is an `LRScheduler` or a function from the step to the learning rate. With
@@ -80,7 +98,7 @@ def init(
     """
     folder = os.environ.get(_DESCRIBE)
     if folder:
-        job = Job(lambda job: _Description(Path(folder), job))
+        job = Job(lambda job: Description(Path(folder), job))
         sys.excepthook = _show_shortly
     elif os.environ.get(_MASTER_ADDR):
         _stacks.log_when_asked()
@@ -88,10 +106,7 @@ def init(
         job = Job(_open_loop)
         job._watch()
     else:
-        raise RuntimeError(
-            "this process is not a worker of a job; start the script with "
-            f"`elasticdl run --workers 2 {sys.argv[0] or 'SCRIPT'}`"
-        )
+        job = Job(lambda job: Alone(job, _Worker))
     _records.reseed(0)
     job.attach(model, optimizer, lr_schedule, schedule_every, **state)
     return job
@@ -138,6 +153,8 @@ class Job:
         self._is_over = False
         self._turn: _Turn | None = None
         self._module: Any = None
+        # The module as it was passed, perhaps compiled.
+        self._passed: Any = None
         self._optimizer: Any = None
         self._schedule: Any = None
         self._schedule_every: str | None = None
@@ -145,11 +162,32 @@ class Job:
         self._plan: Plan | None = None
         self._own = OwnStep(self._set_place)
         self._leads: bool | None = None
+        # Of the random numbers of this iteration.
+        self._seed = 0
+        # Reads batches with other processes.
+        self._read: Callable[[np.ndarray], Any] | None = None
+        self._close_reader: Callable[[], None] = lambda: None
+        # The number of epochs and the epoch of this iteration, if the script loops over epochs.
+        self._n_epochs: int | None = None
+        self._epoch = 0
+        # Whether the batches of an epoch were requested and not all of them were taken.
+        self._is_in_epoch = False
+        # A batch that was received and not passed on yet.
+        self._pending: Request | None = None
+        # The last step, if the script has ended training.
+        self._stop_after: int | None = None
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
+        # The number of workers that the job started with; it may have others now.
+        self.world_size = int(os.environ.get(_WORLD_SIZE, "1"))
         # Micro-batches per step of the job.
         self.lanes = int(os.environ.get(_LANES, "1"))
         # Steps that the job has taken before this iteration; the same in every worker.
         self.step = 0
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker. New workers get new numbers, so it may exceed `world_size`."""
+        return self.worker_id
 
     @property
     def is_leader(self) -> bool:
@@ -234,7 +272,7 @@ class Job:
 
             registered = list(self._own.objects.values())
             self._model = LoopModel(
-                self._module, self._optimizer, self._schedule, self._schedule_every, registered
+                self._passed, self._optimizer, self._schedule, self._schedule_every, registered
             )
             if hasattr(self._schedule, "state_dict"):
                 self._own.register("lr_schedule", self._schedule)
@@ -247,6 +285,7 @@ class Job:
         epochs: int = 1,
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
+        **loader: Any,
     ) -> Iterator[Any]:
         """Iterates over the batches assigned to this worker until the end of the job.
 
@@ -254,12 +293,16 @@ class Job:
         tensor, or a tuple of arrays or tensors, which gives tuples of their rows. `collate` turns
         items into a batch; the default is that of `DataLoader`.
 
+        `loader` are options of `DataLoader`. With `num_workers=4`, four other processes read the
+        batches ahead; `prefetch_factor`, `pin_memory`, `worker_init_fn`, `timeout` and
+        `multiprocessing_context` have the same meaning as there.
+
         A step of the job consists of one batch for each of its lanes. The iterator covers all
-        `epochs`, so call this method only once.
+        `epochs`, so call this method only once; or call it once in each epoch of `job.epochs(…)`.
         """
-        fetch = _records.fetcher(dataset, collate)
         n_records = _records.count(dataset)
-        return map(fetch, self.records(n_records, batch_size, epochs, shuffle))
+        read = self._reader(_records.Fetch(dataset, collate), loader)
+        return map(read, self.records(n_records, batch_size, epochs, shuffle))
 
     def steps(
         self,
@@ -268,6 +311,7 @@ class Job:
         epochs: int = 1,
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
+        **loader: Any,
     ) -> Iterator[Iterator[Any]]:
         """Iterates over the steps of the job; each step iterates over this worker's batches.
 
@@ -280,10 +324,58 @@ class Job:
 
         The arguments are those of `batches`. A worker may have no batch in a step.
         """
-        fetch = _records.fetcher(dataset, collate)
-        self._open(_records.count(dataset), batch_size, epochs, shuffle)
+        n_records = _records.count(dataset)
+        read = self._reader(_records.Fetch(dataset, collate), loader)
+        self._open(n_records, batch_size, epochs, shuffle)
         self._loop.is_nested = True
-        return self._steps(fetch)
+        return self._steps(read)
+
+    def epochs(self, n_epochs: int) -> Iterator[int]:
+        """Iterates over the epochs, for scripts with a loop over epochs:
+
+            for epoch in job.epochs(3):
+                for x, y in job.batches(dataset, batch_size=64):
+                    ...
+
+        What follows the inner loop belongs to the last step of the epoch. A worker that joins later
+        starts with the epoch of the job, after one batch of the first epoch that checks it.
+        """
+        if self._n_epochs is not None or self._loop is not None:
+            raise RuntimeError(
+                "`job.epochs(…)` was called after the job's batches were requested; call it once, "
+                "in the outermost loop"
+            )
+        self._n_epochs = n_epochs
+        if self._plan is not None:
+            self._plan = dataclasses.replace(self._plan, epochs=n_epochs)
+        return self._epoch_numbers()
+
+    def stop(self) -> None:
+        """Ends training after this step, in all workers.
+
+        The iterator of the batches then ends. The job succeeds with the model of this step, even if
+        only one worker calls this.
+        """
+        self._stop_after = self.step
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Prints in the leader only."""
+        if self.is_leader:
+            print(*values, **{"flush": True, **options})
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Any:
+        """Clips the gradient of the step, after `allreduce` and before `optimizer.step()`.
+
+        Returns its norm before, or None if this worker has more batches in this step.
+        """
+        if not self._own.is_on:
+            raise RuntimeError(
+                "`job.clip_grad_norm()` was called, but there is no gradient of a step yet, or the "
+                "job takes the steps; call it after `job.allreduce(model)`, and with --step=rust "
+                "use --clip_norm instead"
+            )
+        self._own.is_changed = True
+        return self._model.clip(max_norm, norm_type) if self._own.is_step else None
 
     def records(
         self, n_records: int, batch_size: int = 64, epochs: int = 1, shuffle: bool = True
@@ -292,19 +384,52 @@ class Job:
         self._open(n_records, batch_size, epochs, shuffle)
         return self._turns()
 
+    def _reader(self, fetch: _records.Fetch, loader: dict[str, Any]) -> Callable[[np.ndarray], Any]:
+        """Returns a function that reads the batch of an iteration, with these loader options.
+
+        Processes of the loader start now: once the job is open, they would share its connections.
+        """
+        if not loader:
+            return lambda records: _records.read_here(fetch, records, self._seed)
+        if self._loop is None:
+            from elasticdl import _read_ahead
+
+            reader = _read_ahead.Reader(fetch, loader)
+            self._close_reader = reader.close
+            self._read = lambda records: reader.read(records, self._seed, self._loop.upcoming)
+        elif self._n_epochs is None:
+            raise RuntimeError(_REQUESTED_TWICE)
+        elif self._read is None:
+            raise RuntimeError(_OTHER_BATCHES)
+        return self._read
+
     def _open(self, n_records: int, batch_size: int, epochs: int, shuffle: bool) -> None:
+        before = self._plan
         self.plan(n_records, batch_size, epochs, shuffle)
-        if self._loop is not None:
-            raise RuntimeError(
-                "the job's batches were requested twice; request them once, with the number of "
-                "epochs: `job.batches(dataset, epochs=3)`"
-            )
-        self._loop = self._open_loop(self)
-        self._connect()
+        if self._loop is None:
+            self._loop = self._open_loop(self)
+            self._connect()
+        elif self._n_epochs is None or self._is_in_epoch:
+            raise RuntimeError(_REQUESTED_TWICE)
+        elif self._plan != before:
+            raise RuntimeError(_OTHER_BATCHES)
+        self._is_in_epoch = True
 
     def plan(self, n_records: int, batch_size: int, epochs: int, shuffle: bool) -> None:
         """Sets the data of the loop, from which the number of steps follows."""
+        if self._n_epochs is not None:
+            if epochs not in (1, self._n_epochs):
+                raise RuntimeError(
+                    f"the number of epochs is both {epochs} and {self._n_epochs}; pass it to "
+                    "`job.epochs(…)` only"
+                )
+            epochs = self._n_epochs
         self._plan = Plan(n_records, batch_size, epochs, shuffle)
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """The number of steps that one iterator of the batches covers."""
+        return self.total_steps if self._n_epochs is None else self.steps_per_epoch
 
     def allreduce(self, model: Any = None, loss: Any = None) -> None:
         """Passes the gradients of this iteration to the job and clears them.
@@ -346,7 +471,8 @@ class Job:
         self._turn = None
         if self._own.is_on:
             self._loop.committed(self._own)
-            self._own.commit(self._is_schedule_due())
+            if self._own.is_on:
+                self._own.commit(self._is_schedule_due(), is_open=self._ends_epoch())
         elif turn.has_parameters:
             loss = turn.loss if loss is None else loss
             self._loop.computed(_number(loss))
@@ -368,7 +494,7 @@ class Job:
         module = _torch_loop.bare(model)
         if self._module is None:
             _torch_loop.check_model(module)
-            self._module = module
+            self._module, self._passed = module, model
         elif self._module is not module:
             raise RuntimeError("the job already has another model; it can only train one")
 
@@ -407,35 +533,107 @@ class Job:
             )
         return self._turn
 
+    def _replace_loop(self, loop: Any) -> None:
+        """Continues with another loop, which waits for nothing yet."""
+        self._loop = loop
+        self._own.replace_loop(loop)
+
+    def _epoch_numbers(self) -> Iterator[int]:
+        with self._leaving():
+            yield 0
+            while not self._is_over:
+                if self._loop is None or self._is_in_epoch:
+                    raise RuntimeError(
+                        "the next epoch was requested before the end of this one; iterate over its "
+                        "batches to the end. To end training early, call `job.stop()`, or leave "
+                        "the loop over epochs, too"
+                    )
+                request = self._peek()
+                if request is None:
+                    return
+                self._epoch = request[2] // self.steps_per_epoch
+                yield self._epoch
+
     def _turns(self) -> Iterator[np.ndarray]:
-        while True:
-            # The user's own step needs no `commit`.
-            if self._turn is not None and not (self._own.is_on and self._turn.is_reduced):
-                raise RuntimeError(
-                    "the next batch was requested before `job.commit()`; call it at the end of "
-                    "each iteration, and keep `num_workers` of a DataLoader at 0"
-                )
-            turn = self._next(self._own.next_turn)
-            if turn is None:
-                return
-            yield self._begin(turn)
+        with self._leaving(is_inner=self._n_epochs is not None):
+            while True:
+                # The user's own step needs no `commit`.
+                if self._turn is not None and not (self._own.is_on and self._turn.is_reduced):
+                    raise RuntimeError(
+                        "the next batch was requested before `job.commit()`; call it at the end of "
+                        "each iteration, and set `num_workers` only for the `DataLoader` of torch"
+                    )
+                if self._is_epoch_over():
+                    break
+                yield self._begin(self._take())
+        self._is_in_epoch = False
 
     def _steps(self, fetch: Callable[[np.ndarray], Any]) -> Iterator[Iterator[Any]]:
-        while self._next(self._own.has_step):
-            if not self._own.is_on:
-                raise RuntimeError(
-                    "`job.steps()` needs steps that your code takes, but the job takes them; use "
-                    "`job.batches()`, or start the job without --step=rust"
-                )
-            yield self._lanes(fetch)
-            if not self._own.is_step and not self._own.is_over:
-                raise RuntimeError(
-                    "the next step was requested before the last batch of this one; iterate over "
-                    "each step of `job.steps(…)` to its end"
-                )
+        with self._leaving(is_inner=self._n_epochs is not None):
+            while not self._is_epoch_over():
+                if not self._own.is_on:
+                    raise RuntimeError(
+                        "`job.steps()` needs steps that your code takes, but the job takes them; "
+                        "use `job.batches()`, or start the job without --step=rust"
+                    )
+                yield self._lanes(fetch)
+                is_whole = self._own.is_step or self._own.is_over or self._skips_epochs()
+                if not is_whole:
+                    raise RuntimeError(
+                        "the next step was requested before the last batch of this one; iterate "
+                        "over each step of `job.steps(…)` to its end"
+                    )
+        self._is_in_epoch = False
+
+    def _is_epoch_over(self) -> bool:
+        """Whether the iterator of the batches ends: with the epoch, or with the job."""
+        if self._ends_epoch() and self._own.is_taken:
+            return True  # The step stays open for what follows the loop.
+        request = self._peek()
+        if request is None:
+            return True
+        if self._own.is_on:
+            return self._skips_epochs()
+        is_over = self._is_of_other_epoch(request)
+        if is_over and self._model is not None:
+            self._model.receive()
+        return is_over
+
+    def _is_of_other_epoch(self, request: Request) -> bool:
+        return self._n_epochs is not None and request[2] // self.steps_per_epoch != self._epoch
+
+    def _skips_epochs(self) -> bool:
+        """Whether this worker has not trained the last step of this epoch: it was new, or went back
+        to a checkpoint. What follows the loop then changes nothing.
+        """
+        request = self._own.pending
+        is_skipped = request is not None and self._is_of_other_epoch(request)
+        if is_skipped:
+            self._own.idle()
+        return is_skipped
+
+    def _ends_epoch(self) -> bool:
+        """Whether this step is the last one of an epoch of `epochs`."""
+        return self._n_epochs is not None and (self.step + 1) % self.steps_per_epoch == 0
+
+    def _peek(self) -> Request | None:
+        """Waits for the next batch, which stays the next one; None at the end of training."""
+        if self._is_over and self._loop is not None and self._pending is None:
+            return None
+        request = self._pending or self._next(self._own.peek)
+        self._pending = None if self._own.is_on else request
+        if request is not None and self._stop_after is not None and request[2] > self._stop_after:
+            self._leave()
+            return None
+        return request
+
+    def _take(self) -> Request:
+        """Returns the batch that `_peek` has found."""
+        turn, self._pending = self._pending, None
+        return self._own.next_turn() if turn is None else turn
 
     def _lanes(self, fetch: Callable[[np.ndarray], Any]) -> Iterator[Any]:
-        while (turn := self._own.next_lane()) is not None:
+        while not self._skips_epochs() and (turn := self._own.next_lane()) is not None:
             yield fetch(self._begin(turn))
             if self._turn is not None and not self._turn.is_reduced:
                 self.allreduce()
@@ -444,6 +642,7 @@ class Job:
     def _begin(self, turn: Request) -> np.ndarray:
         """Prepares an iteration; returns the indices of its records."""
         records, seed, step, leads = turn
+        self._seed = seed
         self._set_place(step, leads)
         self._turn = _Turn(has_parameters=self._model is not None)
         if self._model is not None:
@@ -460,7 +659,7 @@ class Job:
         is_last = (self.step + 1) % self.steps_per_epoch == 0
         return is_last or not self._model.is_per_epoch
 
-    def _next(self, own_next: Callable[[], Any]) -> Any:
+    def _next(self, own_next: Callable[[], Request | None]) -> Request | None:
         self._turn = None
         if self._own.is_on:
             turn = own_next()
@@ -471,12 +670,51 @@ class Job:
             if turn is not None and self._loop.is_script:
                 self._own.start(self._loop, self._model, turn)
                 turn = own_next()
-        self._is_over = not turn
-        if turn:
-            return turn
+        if turn is None:
+            self._end()
+        return turn
+
+    @contextlib.contextmanager
+    def _leaving(self, is_inner: bool = False) -> Iterator[None]:
+        """Ends training if the user's code leaves the loop, by `break` or `return`.
+
+        An inner loop is not enough: the loop around it follows, or requests the next epoch.
+        """
+        try:
+            yield
+        except GeneratorExit:
+            is_open = self._loop is not None and not self._is_over
+            if is_inner or not is_open or not _is_dropped(sys._getframe()):
+                raise
+            try:
+                self._leave()
+            except SystemExit:
+                # It cannot be raised here: the interpreter ignores it.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+            raise
+
+    def _leave(self) -> None:
+        """Ends training with the steps that were taken, and waits for the end of the job."""
+        is_asked = self._turn is not None or self._pending is not None
+        self._turn = self._pending = None
+        if self._own.is_on:
+            is_asked = self._own.leave()
+        if is_asked:
+            self._loop.quit()
+        while (request := self._loop.next()) is not None:
+            if not self._own.serve(request):
+                self._loop.quit()
+        self._end()
+
+    def _end(self) -> None:
+        """Continues with what follows the loop, with the final parameters of the job."""
+        self._is_over = True
         self._own.unguard()
+        self._close_reader()
         end = self._loop.end()
-        if end is None or not _has_succeeded():
+        if end is None or not self._loop.has_succeeded():
             # The job continues without this worker, failed or was stopped. The code after the loop
             # is only for a trained model.
             sys.exit(0)
@@ -487,7 +725,6 @@ class Job:
             folder = os.environ.get(_OUTPUT)
             if folder and self._leads:
                 self._model.save(Path(folder))
-        return None
 
     def _watch(self) -> None:
         """Reports to the job if the script exits before the job is done."""
@@ -514,7 +751,7 @@ class Job:
                 # it joins the job to report why it does not train.
                 self._loop = self._open_loop(self)
             # A failure can only be reported during an iteration.
-            is_asked = self._turn is not None or self._own.is_asked
+            is_asked = bool(self._turn or self._pending or self._own.is_asked)
             if not is_asked and self._loop.next() is None:
                 return
             self._loop.fail(why)
@@ -529,10 +766,35 @@ def _handle_signals() -> None:
                 signal.signal(number, handler)
 
 
+def _job_dir() -> Path:
+    beside_key = Path(os.environ.get(_KEY_FILE, "")).parent
+    return Path(os.environ.get(_JOB_DIR, beside_key))
+
+
+def _check_same(shapes: dict[str, list[int]]) -> None:
+    """Rejects a model that the job did not start with."""
+    try:
+        params = json.loads((_job_dir() / "model.json").read_text())["params"]
+    except OSError:
+        return  # The job's loop cannot start without it.
+    expected = {param["name"]: param["shape"] for param in params}
+    for name in {**expected, **shapes}:
+        ours, theirs = shapes.get(name), expected.get(name)
+        if ours == theirs:
+            continue
+        if ours is None or theirs is None:
+            what = f"it has {'no' if ours is None else 'a'} parameter or buffer `{name}`"
+        else:
+            what = f"`{name}` has shape {ours} instead of {theirs}"
+        raise RuntimeError(
+            f"the model of worker-{os.environ.get(_WORKER_ID, '0')} is not the one that the job "
+            f"started with: {what}; the script must build the same model in every worker"
+        )
+
+
 def _has_succeeded() -> bool:
     """Whether the job has succeeded."""
-    beside_key = Path(os.environ.get(_KEY_FILE, "")).parent
-    status = Path(os.environ.get(_JOB_DIR, beside_key)) / "status.json"
+    status = _job_dir() / "status.json"
     is_shared = _IN_POD in os.environ
     limit = time.monotonic() + (_SHARED_STATUS_DELAY_SECS if is_shared else _STATUS_DELAY_SECS)
     state = ""
@@ -580,122 +842,58 @@ class _Worker:
         """Whether the user's code takes the steps; known with the first batch."""
         return self._loop.is_script
 
+    def upcoming(self, n: int) -> list[tuple[np.ndarray, int]]:
+        """Returns the records and seeds of batches that probably follow, at most `n`."""
+        return self._loop.upcoming(n)
+
     def state(self, dump: Callable[[], bytes]) -> None:
         self._loop.state(dump())
 
     def committed(self, _own: OwnStep) -> None:
         pass
 
+    def quit(self) -> None:
+        self._loop.quit()
+
     def attach(self, model: Any) -> None:
         self._loop.attach(model.incoming, model.gradient)
 
-
-def _open_loop(_job: Job) -> _Worker:
-    from elasticdl import _elasticdl
-
-    return _Worker(_elasticdl.Loop())
+    def has_succeeded(self) -> bool:
+        return True
 
 
-class _Description:
-    """Runs a script up to its first step to describe its model and data, before the job exists.
-
-    If the script calls `step()` of its optimizer in this step, it takes the steps of the job, too.
-    """
-
-    def __init__(self, folder: Path, job: Job) -> None:
-        self._folder = folder
-        self._job = job
-        self._model: Any = None
-        self._choice = os.environ.get(_STEP, "auto")
-        if self._choice not in _CHOICES:
-            raise ZooError(f"{_STEP}={self._choice} is unknown; use {', '.join(_CHOICES)}")
-        self.is_nested = False
-        self._requests = self._make_requests()
-        self._first_values: np.ndarray | None = None
-        self._state: bytes | ZooError = b""
-
-    @property
-    def is_script(self) -> bool:
-        is_wanted = self._choice == "python" or self.is_nested
-        return self._choice != "rust" and (is_wanted or self._model is not None)
+class _Member(_Worker):
+    """The same, with other workers."""
 
     def attach(self, model: Any) -> None:
-        self._model = model
+        _check_same(model.shapes())
+        super().attach(model)
 
-    def next(self) -> Request:
-        return next(self._requests)
+    def has_succeeded(self) -> bool:
+        return _has_succeeded()
 
-    def preemption(self) -> None:
-        return None
 
-    def computed(self, _loss: float) -> None:
-        if not self.is_script:
-            self._write(self._model.spec())
-        self._first_values = self._model.dense.copy()
+def _open_loop(_job: Job) -> _Member:
+    from elasticdl import _elasticdl
 
-    def again(self) -> None:
-        self._write(self._model.spec())
+    return _Member(_elasticdl.Loop())
 
-    def state(self, dump: Callable[[], bytes]) -> None:
-        # Rejected only if it turns out to be needed.
-        try:
-            self._state = dump()
-        except ZooError as error:
-            self._state = error
 
-    def committed(self, own: OwnStep) -> None:
-        """Chooses where the steps are taken if the user's code has not taken this one."""
-        if own.n_calls > 0:
-            return
-        extra = own.objects.keys() - {"optimizer", "lr_schedule"}
-        if extra:
-            raise RuntimeError(
-                f"`{min(extra)}` was registered, but the loop does not call `optimizer.step()`; "
-                "call it between `job.allreduce(model)` and `job.commit()`"
-            )
-        own.unguard()
-        try:
-            if self._choice == "auto":
-                self._model.check_options()
-                self._write(self._model.spec())
-        except ZooError as error:
-            # Rust would compute other numbers; `commit` takes the step, if the schedule allows it.
-            self._model.check_schedule(error)
-        else:
-            self._model.check_schedule()
-        own.guard()
+def _is_dropped(frame: FrameType) -> bool:
+    """Whether the user's code drops an iterator now; if not, it raises an exception.
 
-    def stepped(self) -> NoReturn:
-        if isinstance(self._state, ZooError):
-            raise self._state
-        self._job._own.check_state()
-        spec = self._model.script_spec(self._job._own.is_implicit)
-        (self._folder / "first_state.bin").write_bytes(self._state)
-        self._write(spec)
-
-    def _make_requests(self) -> Iterator[Request]:
-        plan = self._job._plan
-        # Computed even if the model is known, to report failures before the job is created.
-        yield np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0, 0, False
-        yield "state", None, 0, False
-        yield "step", (0, 0.0), 0, False
-
-    def _write(self, spec: dict[str, Any]) -> NoReturn:
-        plan = self._job._plan
-        values = self._model.dense if self._first_values is None else self._first_values
-        description = {
-            "n_records": plan.n_records,
-            "minibatch_size": plan.batch_size,
-            "num_epochs": plan.epochs,
-            "shuffle": plan.shuffle,
-            "model": spec,
-        }
-        values.astype("<f4").tofile(self._folder / "first_values.f32")
-        (self._folder / "model.json").write_text(json.dumps(description))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The rest of the script is for the workers.
-        os._exit(0)
+    Generators in between are closed with the iterator.
+    """
+    user: FrameType | None = frame
+    while user is not None:
+        if dis.opname[user.f_code.co_code[user.f_lasti]] in _DROPS:
+            return True
+        module = user.f_globals.get("__name__", "").split(".")[0]
+        is_generator = user.f_code.co_flags & inspect.CO_GENERATOR
+        if not is_generator and module not in ("elasticdl", "torch", "contextlib"):
+            return False
+        user = user.f_back
+    return False
 
 
 def _show_shortly(_kind: Any, error: BaseException, _trace: Any) -> None:

@@ -51,6 +51,8 @@ class OwnStep:
         self.is_over = False
         # Calls of `step()` of an optimizer, or of what calls it, in this step.
         self.n_calls = 0
+        # Whether the user's code has changed the gradient of a step.
+        self.is_changed = False
         # Advances the schedule that the job follows.
         self._advance: Callable[[], Any] = lambda: None
         # Whether such calls do nothing, because this worker has more batches in this step.
@@ -108,21 +110,60 @@ class OwnStep:
                 setattr(value, method, own)
         self._guards.clear()
 
-    def next_turn(self) -> Request | None:
-        """Ends the step that was taken and returns the next batch; None at the end of the job."""
+    def replace_loop(self, loop: Any) -> None:
+        """Continues with another loop."""
+        self._loop, self.is_asked = loop, False
+
+    def stop(self) -> None:
+        """The job takes the steps from now on."""
+        self.is_on = self.is_step = self.is_asked = False
+        self._model.refuse_steps()
+
+    def idle(self) -> None:
+        """Until the next step, methods of registered objects do nothing."""
+        self._is_idle = True
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the user's code has taken the step that is open."""
+        return self.is_step and self.n_calls > 0
+
+    def peek(self) -> Request | None:
+        """Ends the step that was taken and waits for the next batch or step, which stays the next
+        one; None at the end of the job.
+        """
         self._finish()
         self._wait()
+        return self.pending
+
+    @property
+    def pending(self) -> Request | None:
+        """The batch or step that the job waits for, unless the user's code has it."""
+        return self._turn or self._step
+
+    def leave(self) -> bool:
+        """The user's code has left the loop; returns whether the job waits for an answer."""
+        if self.is_taken:
+            self._finish()
+        self.is_step, self._turn, self._step = False, None, None
+        is_asked, self.is_asked = self.is_asked, False
+        return is_asked
+
+    def serve(self, request: Request) -> bool:
+        """Serves a request for state; False if it is another one."""
+        kind = request[0]
+        if not self.is_on or not isinstance(kind, str) or kind == "step":
+            return False
+        self._accept(request)
+        return True
+
+    def next_turn(self) -> Request | None:
+        """Returns the batch that `peek` has found."""
         if self._turn is None and self._step is not None:
             # This worker has no lane in this step: the loop gets a batch that does not count.
             _, (seed, _), step, leads = self._step
             return self._last, seed, step, leads
         return self._take_turn()
-
-    def has_step(self) -> bool:
-        """Ends the step that was taken and waits for the next one; False at the end of the job."""
-        self._finish()
-        self._wait()
-        return not self.is_over
 
     def next_lane(self) -> Request | None:
         """Returns the next batch of this step, or None when the step can be taken."""
@@ -130,6 +171,8 @@ class OwnStep:
             self._wait()
         if self._turn is None:
             self._open()
+        if self.is_over:
+            self.idle()
         return self._take_turn()
 
     def hand_over(self, loss: float) -> None:
@@ -141,14 +184,17 @@ class OwnStep:
         self._is_idle = self._step is None
         self._open()
 
-    def commit(self, is_schedule_due: bool) -> None:
-        """Ends an iteration; takes the step unless the user's code has."""
+    def commit(self, is_schedule_due: bool, is_open: bool = False) -> None:
+        """Ends an iteration; takes the step unless the user's code has, and keeps it open if more
+        code belongs to it.
+        """
         if self.is_step and self.n_calls == 0 and self.is_implicit is not False:
             self.is_implicit = True
             self.objects["optimizer"].step()
             if is_schedule_due:
                 self._advance()
-        self._finish()
+        if not is_open:
+            self._finish()
 
     def dump(self) -> bytes:
         """Returns the state of all registered objects."""
@@ -169,8 +215,11 @@ class OwnStep:
             raise ZooError(f"the job's state is that of [{theirs}], but the script has [{ours}]")
         for name, state in states.items():
             _state.load(self.objects[name], state)
-        changed = _state.difference(_state.parse(data), _state.parse(self.dump()))
-        if changed:
+        again = self.dump()
+        if again == data:
+            return
+        changed = _state.difference(_state.parse(data), _state.parse(again))
+        if changed:  # Not only the order of entries.
             name = changed[0]
             raise ZooError(
                 f"the job cannot keep the state of `{name}`: its `load_state_dict` does not "

@@ -70,14 +70,26 @@ def parse(data: bytes) -> dict[str, Any]:
 
 def load(value: Any, state: Any) -> None:
     """Loads the state of an object. PyTorch would convert that of optimizers to other types."""
-    value.load_state_dict(state)
+    value.load_state_dict(_placed(state, value.state_dict()))
     if not isinstance(value, torch.optim.Optimizer):
         return
     parameters = [parameter for group in value.param_groups for parameter in group["params"]]
     for index, kept in state["state"].items():
         if isinstance(index, int) and isinstance(kept, dict):
+            now = value.state[parameters[index]]
             tensors = {key: part for key, part in kept.items() if isinstance(part, torch.Tensor)}
-            value.state[parameters[index]].update(tensors)
+            now.update({key: _placed(part, now.get(key)) for key, part in tensors.items()})
+
+
+def _placed(state: Any, now: Any) -> Any:
+    """Returns a tree whose tensors are on the devices of those that they replace."""
+    if isinstance(state, torch.Tensor):
+        return state.to(now.device) if isinstance(now, torch.Tensor) else state
+    if type(state) is dict and isinstance(now, dict):
+        return {key: _placed(part, now.get(key)) for key, part in state.items()}
+    if type(state) in (list, tuple) and isinstance(now, (list, tuple)) and len(now) == len(state):
+        return type(state)(_placed(part, other) for part, other in zip(state, now))
+    return state
 
 
 def difference(before: Any, after: Any) -> tuple[Any, ...] | None:

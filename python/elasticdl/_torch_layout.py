@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of a module's parameters and buffers in one flat vector."""
+"""The layout of a module's parameters and buffers in one flat vector of float32.
+
+A 16-bit number travels as the float32 of the same value, a float64 as its two halves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,82 +15,226 @@ from torch import nn
 
 from elasticdl._zoo import ZooError
 
+# What a custom training loop can train.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def check(module: nn.Module) -> None:
-    """Rejects modules that cannot be stored in a flat vector of float32."""
-    for name, parameter in module.named_parameters():
-        _check_parameter(name, parameter)
-    for buffer in _buffers(module):
-        if buffer.is_state() and not buffer.is_counter:
-            _check_numbers(f"the buffer `{buffer.path}`", buffer.tensor)
+    """Rejects modules that are not of float32 on the CPU, or that cannot be shared by workers."""
+    for what, tensor in _numbers(module):
+        _check_kind(what, tensor, (torch.float32,), "call `.float()` on the model")
+        if tensor.device.type != "cpu":
+            raise ZooError(f"{what} is on `{tensor.device}`; create the model on the CPU")
     _check_batch_norms(module)
 
 
-class Layout:
-    """The flat vector: trainable parameters, then frozen ones, then float buffers.
+def check_loop(module: nn.Module) -> None:
+    """Rejects modules that a custom training loop cannot train."""
+    for what, tensor in _numbers(module):
+        _check_kind(what, tensor, _DTYPES, "convert the model to one of them")
+        if tensor.device.type == "meta":
+            raise ZooError(
+                f"{what} has no values, because it is on the device `meta`; create the model on "
+                "another device, or call `model.to_empty(device=…)` and initialize it"
+            )
+    _check_memory(module)
+    _check_batch_norms(module)
 
-    Tied parameters appear once, under their first name. The batch counters of normalization layers
-    are part of the vector, as floats. Other integer buffers and non-persistent buffers are not;
-    they are `constants`.
-    """
 
-    def __init__(self, module: nn.Module) -> None:
-        parameters = list(module.named_parameters())
+class Section:
+    """A part of the flat vector: trainable parameters, then frozen ones, then float buffers."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        start: int,
+        parameters: list[tuple[str, nn.Parameter]],
+        buffers: list[Buffer],
+    ) -> None:
+        self.dtype = dtype
         self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self.parameters = self.trainable + [(n, p) for n, p in parameters if not p.requires_grad]
-        self.buffers: list[Buffer] = []
-        self.constants: list[Buffer] = []
-        for buffer in _buffers(module):
-            (self.buffers if buffer.is_state() else self.constants).append(buffer)
-        self.shapes = [p.shape for _, p in self.parameters] + [b.tensor.shape for b in self.buffers]
+        self.buffers = buffers
+        self.shapes = [p.shape for _, p in self.parameters] + [b.tensor.shape for b in buffers]
         self.n_trainable = sum(p.numel() for _, p in self.trainable)
         self.n_parameters = sum(p.numel() for _, p in self.parameters)
-        self.n_numbers = sum(shape.numel() for shape in self.shapes)
+        n_values = sum(shape.numel() for shape in self.shapes)
+        self._place = slice(start, start + n_values * dtype.itemsize // torch.float32.itemsize)
 
-    def move(self, dense: torch.Tensor, state: torch.Tensor) -> None:
-        """Makes the parameters views into `dense`, and the float buffers views into `state`."""
-        views = self.views(dense)
-        with torch.no_grad():
-            for (_, parameter), view in zip(self.parameters, views):
-                view.copy_(parameter)
-                parameter.data = view
-                parameter.grad = None
-            pieces = state.split([b.tensor.numel() for b in self.buffers]) if self.buffers else []
-            for buffer, piece in zip(self.buffers, pieces):
-                view = piece.view(buffer.tensor.shape)
-                view.copy_(buffer.tensor)
-                if buffer.is_counter:
-                    buffer.number = view
-                else:
-                    buffer.put(view)
-            dense[self.n_parameters :].copy_(state)
+    @property
+    def end(self) -> int:
+        return self._place.stop
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Returns this part of a flat vector."""
+        return flat[self._place].view(self.dtype)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Splits a vector of this layout into shaped views."""
+        """Splits this part of a flat vector into shaped views."""
         if not self.shapes:
             return []
-        pieces = flat.split([shape.numel() for shape in self.shapes])
+        pieces = self.of(flat).split([shape.numel() for shape in self.shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes)]
 
-    def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
+    def spec(self, decays: Callable[[nn.Parameter], bool]) -> Iterator[dict[str, Any]]:
         """Returns the entries of the model's spec."""
         names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
         rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
         rules += ["moving_average"] * (len(names) - len(rules))
-        return [
-            {"name": name, "shape": list(shape), "init": "given", "rule": rule}
-            for name, shape, rule in zip(names, self.shapes, rules)
-        ]
+        for name, shape, rule in zip(names, self.shapes, rules):
+            entry = {"name": name, "shape": list(shape), "init": "given", "rule": rule}
+            yield entry | ({"is_wide": True} if self.dtype == torch.float64 else {})
+
+
+class Layout:
+    """The flat vector: a section of float64, then one of all other numbers.
+
+    Tied parameters appear once, under their first name. The batch counters of normalization layers
+    are part of the vector, as floats. Other integer buffers and non-persistent buffers are not;
+    they are `constants`.
+
+    A parameter that is laid out like its part of the vector becomes a view of it. Others are
+    copied: those of 16 bits or on another device and, if `keeps_strides`, those with strides of
+    their own.
+    """
+
+    def __init__(self, module: nn.Module, keeps_strides: bool = False) -> None:
+        self._keeps_strides = keeps_strides
+        parameters = list(module.named_parameters())
+        buffers, self.constants = [], []
+        for buffer in _buffers(module):
+            (buffers if buffer.is_state() else self.constants).append(buffer)
+        self.sections: list[Section] = []
+        for dtype in (torch.float64, torch.float32):
+            self.sections.append(
+                Section(
+                    dtype,
+                    self.n_numbers,
+                    [(name, p) for name, p in parameters if _stored(p) == dtype],
+                    [buffer for buffer in buffers if _stored(buffer.tensor) == dtype],
+                )
+            )
+        self.parameters = [pair for section in self.sections for pair in section.parameters]
+        self.buffers = [buffer for section in self.sections for buffer in section.buffers]
+        self._places = list(_places(module))
+
+    @property
+    def n_numbers(self) -> int:
+        """The length of the vector."""
+        return self.sections[-1].end if self.sections else 0
+
+    def device_types(self) -> set[str]:
+        """Returns the types of the devices that the module is on."""
+        tensors = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
+        return {tensor.device.type for tensor in tensors}
+
+    def not_float32(self) -> str | None:
+        """Returns the name and type of something that training changes and that is not float32."""
+        named = [pair for section in self.sections for pair in section.trainable]
+        named += [(buffer.path, buffer.tensor) for buffer in self.buffers if not buffer.is_counter]
+        odd = [(name, tensor) for name, tensor in named if tensor.dtype != torch.float32]
+        return f"`{odd[0][0]}` is {_dtype(odd[0][1])}" if odd else None
+
+    def is_view(self, tensor: torch.Tensor) -> bool:
+        """Whether it can be a view of the vector."""
+        is_there = tensor.device.type == "cpu" and tensor.dtype == _stored(tensor)
+        return is_there and (not self._keeps_strides or tensor.is_contiguous())
+
+    def move(self, dense: torch.Tensor, states: list[torch.Tensor]) -> None:
+        """Copies all values to `dense` and its buffers to `states`, and makes what can be views."""
+        with torch.no_grad():
+            for section, state in zip(self.sections, states):
+                for (_, parameter), view in zip(section.parameters, section.views(dense)):
+                    view.copy_(parameter)
+                    if self.is_view(parameter):
+                        parameter.data = view
+                    parameter.grad = None
+                buffers = section.buffers
+                pieces = state.split([b.tensor.numel() for b in buffers]) if buffers else []
+                for buffer, piece in zip(buffers, pieces):
+                    view = piece.view(buffer.tensor.shape)
+                    view.copy_(buffer.tensor)
+                    if self.is_view(buffer.tensor):
+                        buffer.put(view)
+                    else:
+                        buffer.kept = view
+                section.of(dense)[section.n_parameters :].copy_(state)
+
+    def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
+        """Returns the entries of the model's spec."""
+        return [entry for section in self.sections for entry in section.spec(decays)]
 
     def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
         """Returns the module's state dict with the values of `dense`; tied weights stay tied."""
-        kept = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
         values = {}
-        for tensor, view in zip(kept, self.views(dense)):
-            exact = view if tensor.is_floating_point() else view.round()
-            values[id(tensor)] = exact.to(tensor.dtype, copy=True)
+        for section in self.sections:
+            kept = [p for _, p in section.parameters] + [b.tensor for b in section.buffers]
+            for tensor, view in zip(kept, section.views(dense)):
+                exact = view if tensor.is_floating_point() else view.round()
+                values[id(tensor)] = exact.to(tensor.dtype, copy=True)
         state = module.state_dict(keep_vars=True)
         return {name: values.get(id(value), value) for name, value in state.items()}
+
+    def check_kept(self) -> None:
+        """Rejects a module whose parameters are not those that it had."""
+        for place in self._places:
+            place.check()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a module refers to a parameter."""
+
+    name: str
+    owner: dict[str, Any]
+    key: str
+    parameter: nn.Parameter
+    dtype: torch.dtype
+    device: torch.device
+    is_trainable: bool
+
+    def check(self) -> None:
+        parameter = self.parameter
+        if self.owner.get(self.key) is not parameter:
+            raise ZooError(
+                f"the parameter `{self.name}` was replaced by another object after it was passed "
+                "to the job; change its values in place, for example by `load_state_dict` without "
+                "assign=True, or replace it before `elasticdl.init`"
+            )
+        if parameter.dtype != self.dtype or parameter.device != self.device:
+            raise ZooError(
+                f"the parameter `{self.name}` was converted from {_kind(self.dtype, self.device)} "
+                f"to {_kind(parameter.dtype, parameter.device)} after it was passed to the job; "
+                "convert the model before `elasticdl.init`"
+            )
+        if parameter.requires_grad and not self.is_trainable:
+            raise ZooError(
+                f"the parameter `{self.name}` was frozen or in no optimizer when it was passed to "
+                "the job, but it requires gradients now; set `requires_grad` and create the "
+                "optimizer before `elasticdl.init`"
+            )
+
+
+def _places(module: nn.Module) -> Iterator[_Place]:
+    for path, layer in module.named_modules():
+        for key, p in layer._parameters.items():
+            if p is not None:
+                name = f"{path}.{key}" if path else key
+                kind = (p.dtype, p.device, p.requires_grad)
+                yield _Place(name, layer._parameters, key, p, *kind)
+
+
+def _stored(tensor: torch.Tensor) -> torch.dtype:
+    """Returns the type of its numbers in the vector."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _kind(dtype: torch.dtype, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')} on `{device}`"
 
 
 class Buffer:
@@ -100,19 +248,22 @@ class Buffer:
         is_norm = isinstance(owner, nn.modules.batchnorm._NormBase)
         # The number of batches that a layer has seen.
         self.is_counter = is_norm and name == "num_batches_tracked"
-        # The counter in the flat vector.
-        self.number: torch.Tensor | None = None
+        # Its value in the flat vector, if the tensor is no view of that.
+        self.kept: torch.Tensor | None = None
         self._first: torch.Tensor | None = None
         self._version = 0
 
     def is_state(self) -> bool:
         """Whether it is learned from the data and therefore part of the flat vector."""
-        return self.is_persistent and (self.tensor.is_floating_point() or self.is_counter)
+        is_lazy = isinstance(self.tensor, nn.parameter.UninitializedTensorMixin)
+        is_float = is_lazy or self.tensor.is_floating_point()
+        return self.is_persistent and (is_float or self.is_counter)
 
-    def read_number(self) -> None:
-        """Sets a counter to its number in the flat vector."""
-        if self.number is not None:
-            self.tensor.copy_(self.number.round())
+    def read(self) -> None:
+        """Gets the value from the flat vector, if the tensor is no view of that."""
+        if self.kept is not None:
+            is_exact = self.tensor.is_floating_point()
+            self.tensor.copy_(self.kept if is_exact else self.kept.round())
 
     def put(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor in the module."""
@@ -142,11 +293,11 @@ class Buffer:
             self._version = self.tensor._version
 
     def take_back(self) -> None:
-        """Copies the value back if a pass replaced the tensor, and counts a counter."""
+        """Copies the value back if a pass replaced the tensor, or if it is no view."""
         if self._is_replaced():
             self._restore()
-        if self.number is not None:
-            self.number.copy_(self.tensor)
+        if self.kept is not None:
+            self.kept.copy_(self.tensor)
 
     def _restore(self) -> None:
         buffers, name = self.places[0]
@@ -178,30 +329,50 @@ def _buffers(module: nn.Module) -> list[Buffer]:
     return list(found.values())
 
 
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    what = f"the parameter `{name}`"
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+def _numbers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Returns what belongs into the vector, with names for error messages."""
+    for name, parameter in module.named_parameters():
+        yield f"the parameter `{name}`", parameter
+    for buffer in _buffers(module):
+        if buffer.is_state() and not buffer.is_counter:
+            yield f"the buffer `{buffer.path}`", buffer.tensor
+
+
+def _check_kind(
+    what: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], advice: str
+) -> None:
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
         raise ZooError(
             f"{what} gets its shape from the first batch; use a layer with explicit sizes instead "
-            "of a lazy one"
+            "of a lazy one, or run a batch through the model first"
         )
-    _check_numbers(what, parameter)
-
-
-def _check_numbers(what: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype != torch.float32:
-        dtype = str(tensor.dtype).replace("torch.", "")
+    if tensor.dtype not in dtypes:
         if tensor.is_complex():
             advice = "store its real and imaginary parts as two parameters"
         elif not tensor.is_floating_point():
             advice = "register it as a buffer"
-        else:
-            advice = "call `.float()` on the model"
-        raise ZooError(f"{what} is {dtype}, but parameters must be float32; {advice}")
-    if tensor.device.type != "cpu":
-        raise ZooError(f"{what} is on `{tensor.device}`; create the model on the CPU")
+        names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+        listed = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        raise ZooError(f"{what} is {_dtype(tensor)}, but parameters must be {listed}; {advice}")
     if tensor.layout != torch.strided:
         raise ZooError(f"{what} is a sparse tensor; make it dense")
+
+
+def _check_memory(module: nn.Module) -> None:
+    """Rejects parameters that share memory without being the same object."""
+    spans = []
+    for name, p in module.named_parameters():
+        if p.numel() and p.device.type in ("cpu", "cuda"):  # Others may have no addresses.
+            last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride()))
+            end = p.data_ptr() + (last + 1) * p.itemsize
+            spans.append((str(p.device), p.data_ptr(), end, name))
+    spans.sort()
+    for (device, _, end, name), (other_device, start, _, other) in zip(spans, spans[1:]):
+        if device == other_device and start < end:
+            raise ZooError(
+                f"the parameters `{name}` and `{other}` share memory, but are different objects; "
+                "tie them by assigning the parameter itself: `head.weight = embedding.weight`"
+            )
 
 
 def _check_batch_norms(module: nn.Module) -> None:

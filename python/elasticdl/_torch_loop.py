@@ -7,6 +7,7 @@ requests its next batch, so user code between two batches sees a single version.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,13 @@ _MEMBERS = ("params", "param_names")
 
 def bare(model: Any) -> Any:
     """Unwraps a module."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif _is_compiled(model):
+            model = model._orig_mod
+        else:
+            return model
 
 
 def bare_optimizer(optimizer: Any) -> Any:
@@ -41,7 +48,7 @@ def check_model(model: Any) -> None:
     """Rejects models that a custom loop cannot train."""
     if not isinstance(model, nn.Module):
         raise ZooError(f"the model is a {type(model).__name__}; use a torch.nn.Module")
-    _torch_layout.check(model)
+    _torch_layout.check_loop(model)
     for path, layer in model.named_modules():
         if isinstance(layer, Embedding):
             raise ZooError(
@@ -63,7 +70,7 @@ class LoopModel:
 
     def __init__(
         self,
-        module: nn.Module,
+        model: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: Any = None,
         schedule_every: str | None = None,
@@ -71,9 +78,9 @@ class LoopModel:
     ) -> None:
         _torch_flat.make_repeatable(torch.get_num_threads())
         registered = [optimizer, *(registered or [])]
-        _torch_flat.freeze_unheld(module, *filter(_is_optimizer, registered))
+        _torch_flat.freeze_unheld(bare(model), *filter(_is_optimizer, registered))
         self._is_scaled = any(map(_is_scaler, registered))
-        self.module = module
+        self.module = module = bare(model)
         self._optimizer = optimizer
         self._schedule = schedule
         self.is_per_epoch = _schedules.interval(schedule, schedule_every) == "epoch"
@@ -84,8 +91,8 @@ class LoopModel:
         self._rates: np.ndarray | None = None
         self._momenta: np.ndarray | None = None
         self._reseeder = _Reseeder()
-        self._hook = module.register_forward_pre_hook(self._reseeder)
-        self._flat = Flat(module)
+        self._unhook = self._reseeder.watch(model)
+        self._flat = Flat(module, keeps_strides=True)
         self.dense, self.gradient = self._flat.dense, self._flat.gradient
         self.incoming = self.dense.copy()
         self._refusal = optimizer.register_step_pre_hook(_refuse_step)
@@ -102,7 +109,13 @@ class LoopModel:
         self._n_steps, self._epoch_steps = n_steps, epoch_steps
 
     def spec(self) -> dict[str, Any]:
-        """Returns the model's spec."""
+        """Returns the model's spec, if the job can take the steps."""
+        odd = self._flat.layout.not_float32()
+        if odd is not None:
+            raise ZooError(
+                f"{odd}, but the job can only take steps of float32; pass model and optimizer to "
+                "`elasticdl.init(model, optimizer)`, and take the steps in Python (--step=python)"
+            )
         counted = self._epoch_steps if self.is_per_epoch else None
         optimizer = _optimizers.from_torch(self._optimizer, self._schedule, self._n_steps, counted)
         return self._spec(self._flat.spec(self._optimizer), optimizer)
@@ -142,8 +155,14 @@ class LoopModel:
             "optimizer": optimizer,
         }
 
+    def shapes(self) -> dict[str, list[int]]:
+        """Returns the shapes of all parameters and buffers."""
+        params = self._flat.layout.spec(lambda _: False)
+        return {param["name"]: param["shape"] for param in params}
+
     def keep(self) -> None:
         """Makes the current values of the module its initial values, as after `load_state_dict`."""
+        self._flat.layout.check_kept()
         self._flat.keep()
         np.copyto(self.incoming, self.dense)
 
@@ -156,23 +175,25 @@ class LoopModel:
         self._flat.forget_gradients()
         self._flat.reseed(seed)
         # Random numbers that only some workers draw before the pass do not change it.
+        self._reseeder.forget()
         self._reseeder.reseed = lambda: self._flat.reseed(seed ^ _OF_PASS)
 
     def end(self) -> None:
         """Copies the job's final parameters into the module."""
         self.receive()
-        self._hook.remove()
+        self._unhook()
 
     def save(self, folder: Path) -> None:
         """Writes `model.pt`, the module's state dict."""
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".model-{os.getpid()}.pt"
-        torch.save(self.module.state_dict(), unfinished)
+        torch.save(self._state_dict(), unfinished)
         unfinished.replace(folder / "model.pt")
 
     def receive(self) -> None:
         """Copies the job's parameters into the module."""
         np.copyto(self.dense, self.incoming)
+        self._flat.give_values()
         self._flat.reset()
 
     def allow_steps(self) -> None:
@@ -180,15 +201,27 @@ class LoopModel:
         self._refusal.remove()
         self._is_script = True
 
+    def refuse_steps(self) -> None:
+        """Takes that back, before the first step."""
+        self._refusal = self._optimizer.register_step_pre_hook(_refuse_step)
+        self._is_script = False
+        self._flat.forget_gradients()
+
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """Clips the gradient of a step; returns its norm before."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
     def begin_step(self, seed: int) -> None:
         """Prepares the module for a step by the mean gradient of all lanes, in `gradient`."""
         self.receive()
-        self._reseeder.reseed = None
+        self._reseeder.forget()
         self._flat.give_gradients()
         self._flat.reseed(seed)
 
     def end_step(self) -> None:
         """Passes the parameters and buffers after a step to the job."""
+        self._flat.layout.check_kept()
+        self._flat.check_constants()
         self._flat.forget_gradients()
         self._flat.take_values()
         np.copyto(self.incoming, self.dense)
@@ -197,9 +230,20 @@ class LoopModel:
         """Fills `gradient` with the gradients of the iteration."""
         if not self._is_script:
             self.check_options()
-        self._reseeder.reseed = None
+        self._flat.layout.check_kept()
+        self._reseeder.forget()
         self._flat.take_changes()
         self._flat.fill_gradient()
+
+    def _state_dict(self) -> dict[str, Any]:
+        """Returns the module's state dict, on the CPU."""
+        if self._flat.layout.device_types() <= {"cpu"}:
+            return self.module.state_dict()
+        state = self._flat.layout.state_dict(self.module, torch.from_numpy(self.dense))
+        return {
+            name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
 
     def _follow_schedule(self, step: int) -> None:
         """Shows the values of the schedule to the user's code."""
@@ -247,17 +291,65 @@ def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{name: group[name] for name in group if name not in _MEMBERS} for group in groups]
 
 
+def _is_compiled(model: Any) -> bool:
+    """Whether `torch.compile` made it. Its class is in torch's compiler, slow to import."""
+    return type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod")
+
+
 class _Reseeder:
     """Seeds the first training pass of an iteration. Copies of the module get an idle one."""
 
     def __init__(self) -> None:
         self.reseed: Callable[[], None] | None = None
+        # What the pass was seeded with, and the generator's state before that.
+        self._again: Callable[[], None] | None = None
+        self._before: torch.Tensor | None = None
+
+    def watch(self, model: nn.Module) -> Callable[[], None]:
+        """Calls this object before each pass of a model; returns what ends that.
+
+        A compiled model is watched from outside: its compiler cannot follow what happens here.
+        """
+        module = bare(model)
+        hooks = [module.register_forward_pre_hook(self)]
+        if module is not model:
+            hooks.append(model.register_forward_pre_hook(self))
+        compiled = getattr(module, "_compiled_call_impl", None)  # By `model.compile()`.
+        if compiled is not None:
+
+            @functools.wraps(compiled)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self(module, None)
+                return compiled(*args, **kwargs)
+
+            module._compiled_call_impl = call
+
+        def unwatch() -> None:
+            for hook in hooks:
+                hook.remove()
+            if compiled is not None:
+                module._compiled_call_impl = compiled
+
+        return unwatch
+
+    def forget(self) -> None:
+        """Ends the iteration."""
+        self.reseed = self._again = self._before = None
 
     def __call__(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._before is not None:
+            # Activation checkpointing repeats a pass in the backward pass, from the same state.
+            if torch.equal(torch.get_rng_state(), self._before):
+                self._again()
+            return
         reseed = self.reseed
-        if reseed is not None and module.training and torch.is_grad_enabled():
-            self.reseed = None
-            reseed()
+        is_backward = torch._C._current_graph_task_id() != -1
+        if reseed is None or is_backward or not module.training or not torch.is_grad_enabled():
+            return
+        self.reseed, self._again, self._before = None, reseed, torch.get_rng_state()
+        reseed()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Reseeder, ()

@@ -15,6 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from elasticdl import _records
+
 try:
     import torch
     from torch import nn
@@ -29,6 +33,12 @@ if TYPE_CHECKING:
     from elasticdl._job import Job
 
 __all__ = ["DistributedDataParallel", "DistributedOptimizer", "ElasticSampler", "Embedding"]
+
+# Options of a `DataLoader` that say how batches are read.
+_LOADER_OPTIONS = (
+    *("num_workers", "prefetch_factor", "pin_memory", "timeout", "worker_init_fn"),
+    "multiprocessing_context",
+)
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -268,8 +278,9 @@ class DistributedOptimizer:
 class ElasticSampler(torch.utils.data.Sampler):
     """A `batch_sampler` for `DataLoader` with the records that the job assigns to this worker.
 
-    Keep `num_workers` of the loader at 0: other processes would request batches in advance, but
-    the next batch is not known until the last one is committed. The sampler covers all `epochs`.
+    The sampler covers all `epochs`; in `for epoch in job.epochs(…)`, each iteration over the loader
+    covers one epoch. With `num_workers`, the processes of the loader read batches that probably
+    come next; only those that the job assigns reach the loop.
     """
 
     def __init__(
@@ -277,13 +288,38 @@ class ElasticSampler(torch.utils.data.Sampler):
     ) -> None:
         self._job = job
         self._plan = (n_records, batch_size, epochs, shuffle)
+        self._read: Callable[[np.ndarray], Any] | None = None
         job.plan(*self._plan)
 
     def __len__(self) -> int:
-        """The number of steps that the job takes, each with one batch per lane."""
-        return self._job.total_steps
+        """The number of steps that an iteration covers, each with one batch per lane."""
+        return self._job.steps_per_iteration
+
+    def set_epoch(self, _epoch: int) -> None:
+        """Does nothing: the job shuffles each epoch differently."""
 
     def __iter__(self) -> Iterator[list[int]]:
         # Requests nothing until the first batch is needed, because a loader may start twice.
         for records in self._job.records(*self._plan):
             yield records.tolist()
+
+    def batches(self, loader: torch.utils.data.DataLoader) -> Iterator[Any]:
+        """Iterates over the batches of a loader with this `batch_sampler`."""
+        if self._read is None:
+            fetch = _records.Fetch(loader.dataset, loader.collate_fn, by_item=True)
+            options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+            self._read = self._job._reader(fetch, options)
+        for records in self:
+            yield self._read(np.asarray(records))
+
+
+def _iterate(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
+    if isinstance(loader.batch_sampler, ElasticSampler):
+        return loader.batch_sampler.batches(loader)
+    return _iterate_as_usual(loader)
+
+
+# A loader takes batches from its sampler long before they are trained, and cannot give them back.
+# So where the sampler is ours, our own iterator takes the place of the loader's.
+_iterate_as_usual = torch.utils.data.DataLoader.__iter__
+torch.utils.data.DataLoader.__iter__ = _iterate

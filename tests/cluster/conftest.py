@@ -156,10 +156,10 @@ def submit(
     """Submits jobs whose folders are removed afterwards."""
     folders: list[Path] = []
 
-    def submit(name: str, **words: Any) -> Job:
+    def submit(name: str, **fields: Any) -> Job:
         folder = tmp_path_factory.mktemp("jobs") / name
         folders.append(folder)
-        return Job(kubectl, command, image, name, folder, words).submit()
+        return Job(kubectl, command, image, name, folder, fields).submit()
 
     yield submit
     for folder in folders:

@@ -161,8 +161,8 @@ def play(kubectl: Kubectl, command: Path, folder: Path) -> None:
 
 def new(kubectl: Kubectl, command: Path, folder: Path) -> Managed:
     folder.mkdir()
-    words: dict[str, Any] = {}
-    return Managed(kubectl, command, "elasticdl:none", folder.name, folder, words)
+    fields: dict[str, Any] = {}
+    return Managed(kubectl, command, "elasticdl:none", folder.name, folder, fields)
 
 
 if __name__ == "__main__":

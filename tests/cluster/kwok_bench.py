@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def measure(cluster: Cluster, command: Path, folder: Path) -> None:
-    words = counting(num_workers=WORKERS, worker_resource_request="cpu=1,memory=1024Mi")
-    job = outside(cluster.kubectl, command, folder, **words)
+    fields = counting(num_workers=WORKERS, worker_resource_request="cpu=1,memory=1024Mi")
+    job = outside(cluster.kubectl, command, folder, **fields)
     watch = Watch(cluster.kubectl, "many")
     began = time.monotonic()
     job.submit()

@@ -70,5 +70,5 @@ class Outside(Job):
         return f"{log[-4000:]}\n{self.kubectl('get', 'pods', '--output', 'wide')}"
 
 
-def outside(kubectl: Kubectl, command: Path, folder: Path, **words: Any) -> Outside:
-    return Outside(kubectl, command, "elasticdl:none", folder.name, folder, words)
+def outside(kubectl: Kubectl, command: Path, folder: Path, **fields: Any) -> Outside:
+    return Outside(kubectl, command, "elasticdl:none", folder.name, folder, fields)

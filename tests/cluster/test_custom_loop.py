@@ -88,17 +88,17 @@ def storage(python: MachinePython, folder: Path) -> str:
 
 def example(cluster: Cluster, python: MachinePython, command: Path, folder: Path) -> Managed:
     """The example, with images and storage that this cluster has, for more epochs."""
-    words: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())["spec"]
-    words |= {
+    fields: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())["spec"]
+    fields |= {
         "image_pull_policy": "Never",
-        "job_command": f"{words['job_command']} --epochs {EPOCHS}",
+        "job_command": f"{fields['job_command']} --epochs {EPOCHS}",
         "volume": storage(python, folder),
         "envs": python.envs,
         # The script has no data files; it only sets the number of records.
         "training_data": "",
     }
-    words["image_name"] = python.image
-    return Managed(cluster.kubectl, command, python.image, "example", folder, words)
+    fields["image_name"] = python.image
+    return Managed(cluster.kubectl, command, python.image, "example", folder, fields)
 
 
 def test_the_example_succeeds_when_pods_are_deleted(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trained import Job, counting, has_checkpoint, is_training
+from trained import N_RECORDS, Job, counting, has_checkpoint, is_training
 
 Submit = Callable[..., Job]
 
@@ -51,22 +51,41 @@ def test_a_worker_that_runs_out_of_memory_gets_more_memory(submit: Submit) -> No
     assert "150 % of the requested memory" in events
 
 
-def test_a_job_whose_pods_are_all_deleted_stops_and_resumes(submit: Submit) -> None:
-    job = submit("all", **counting())
-    job.until("a checkpoint", has_checkpoint)
+STEPS = {
+    "distribution_strategy": "AllreduceStrategy",
+    "model_def": "mnist_cnn",
+    "model_params": {},
+    "lanes": 4,
+    "num_ps_pods": 0,
+}
+
+
+@pytest.mark.parametrize("words", [{}, STEPS], ids=["servers", "allreduce"])
+def test_a_job_whose_pods_are_all_deleted_is_saved_and_resumes(
+    submit: Submit, words: dict[str, object]
+) -> None:
+    """The only checkpoint is that of the deletion, so a lost one would show as repeated work."""
+    job = submit("all", **counting(checkpoint_steps=10_000, checkpoint_secs=1000, **words))
+    job.until("some training", lambda status: status["step"] > 50)
     job.kubectl("delete", "pod", "--selector", f"elasticdl_job_name={job.name}")
     job.until("the job is stopped", lambda status: status["state"] == "stopped")
-    assert "all pods of the job were deleted" in job.status()["reason"]
+    stopped = job.status()
+    assert stopped["reason"] == "all pods of the job were deleted"
+    assert stopped["goodput"]["records"] == stopped["records_done"], stopped
     failed = "--for=condition=Failed"
     job.kubectl("wait", f"job/{job.pod_name('master')}", failed, "--timeout=90s")
     [last] = job.pods()
     [container] = last["status"]["containerStatuses"]
     assert container["state"]["terminated"]["exitCode"] == 3, "stopped, and resumable"
-    job.resume().succeeds().assert_exactly_once(3)
+    job.resume().succeeds()
+    assert job.status()["goodput"]["records"] == 3 * N_RECORDS, "nothing was computed again"
+    job.assert_audit(3)
+    if not words:
+        job.assert_exactly_once(3)
 
 
 def test_the_result_is_bit_identical_to_an_undisturbed_run(submit: Submit) -> None:
-    words = {
+    fields = {
         "distribution_strategy": "AllreduceStrategy",
         "model_def": "mnist_mlp",
         "lanes": 4,
@@ -77,8 +96,8 @@ def test_the_result_is_bit_identical_to_an_undisturbed_run(submit: Submit) -> No
         "seed": 7,
         "checkpoint_secs": 1,
     }
-    calm = submit("calm", **words).succeeds()
-    job = submit("bits", **words)
+    calm = submit("calm", **fields).succeeds()
+    job = submit("bits", **fields)
     for instance in ["worker-0", "master", "worker-1"]:
         job.until("it trains", is_training)
         if job.status()["state"] == "running":

@@ -24,7 +24,7 @@ SHORTER = 0.30
 
 
 def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
-    words = counting(
+    fields = counting(
         master_resource_request=SMALL,
         ps_resource_request=SMALL,
         worker_resource_request=WORKER,
@@ -36,7 +36,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
         num_workers=WANTED,
         num_epochs=6,
     )
-    return Job(kubectl, command, image, folder.name, folder, words)
+    return Job(kubectl, command, image, folder.name, folder, fields)
 
 
 def test_elastic_jobs_finish_sooner_than_gangs(start: Start, command: Path, tmp_path: Path) -> None:

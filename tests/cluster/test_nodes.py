@@ -83,8 +83,8 @@ def test_the_loss_of_a_node_with_the_whole_job_costs_only_time(
 ) -> None:
     """Unlike the deletion of all pods by a user, this does not stop the job."""
     lost_node = cluster.nodes[1].name
-    words = counting(num_workers=3, num_epochs=2, model_params={"sleep_ms": "120"})
-    job = submit("crash", **words, **preferring(lost_node))
+    fields = counting(num_workers=3, num_epochs=2, model_params={"sleep_ms": "120"})
+    job = submit("crash", **fields, **preferring(lost_node))
     job.until("a checkpoint", has_checkpoint)
     assert {node_of(pod) for pod in job.pods()} == {lost_node}
     cluster.crash(lost_node)

@@ -77,14 +77,14 @@ def place(
         cluster.kubectl("delete", "trainingjob", "--all", "--wait=false")
 
 
-def managed(cluster: Cluster, command: Path, folder: Path, **words: Any) -> Managed:
+def managed(cluster: Cluster, command: Path, folder: Path, **fields: Any) -> Managed:
     made = counting(
         min_workers=1,
         max_workers=4,
         master_resource_request=SMALL,
         ps_resource_request=SMALL,
         worker_resource_request=WORKER,
-        **words,
+        **fields,
     )
     del made["num_workers"]
     return Managed(cluster.kubectl, command, IMAGE, folder.name, folder, made)
@@ -159,9 +159,9 @@ BAD = {
 def test_the_api_server_rejects_what_the_schema_forbids(
     place: tuple[Cluster, Operator], case: str
 ) -> None:
-    words, expected = BAD[case]
+    fields, expected = BAD[case]
     cluster, _ = place
-    bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **words}
+    bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **fields}
     with pytest.raises(Exception, match=expected):
         cluster.kubectl.apply(training_job("bad", bad))
 
@@ -170,8 +170,8 @@ def test_a_job_can_mount_only_allowed_folders_of_its_node(
     place: tuple[Cluster, Operator], command: Path, tmp_path: Path
 ) -> None:
     cluster, _ = place
-    words = {"volume": "host_path=/etc,mount_path=/work", "job_dir": "/work/greedy"}
-    job = managed(cluster, command, tmp_path / "greedy", **words).submit()
+    fields = {"volume": "host_path=/etc,mount_path=/work", "job_dir": "/work/greedy"}
+    job = managed(cluster, command, tmp_path / "greedy", **fields).submit()
 
     def refused() -> bool:
         found = cluster.kubectl.json("get", "trainingjob", job.name)

@@ -26,7 +26,7 @@ SMALL = "cpu=0.02,memory=256Mi"
 HIGH_EPOCHS = 5
 
 
-def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> Job:
+def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **fields) -> Job:
     same = {
         "master_resource_request": SMALL,
         "ps_resource_request": SMALL,
@@ -34,7 +34,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> J
         "master_pod_priority": HIGH,
         "model_params": {"sleep_ms": "60"},
     }
-    made = counting(**{**same, **words})
+    made = counting(**{**same, **fields})
     return Job(kubectl, command, image, folder.name, folder, made)
 
 

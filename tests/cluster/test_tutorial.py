@@ -57,12 +57,12 @@ def native(cluster: Cluster | Given, client: Client, tmp_path: Path) -> Model:
     folder = tmp_path / "zoo"
     folder.mkdir()
     name = "elasticdl:mnist_ps"
-    for words in (
+    for args in (
         ["init", "--language=rust"],
         ["build", f"--image={name}", "--builder=own", "--output=image.tar"],
     ):
         environment = {**os.environ, "ELASTICDL_HOME": str(tmp_path / "home")}
-        subprocess.run([client.command, "zoo", *words], cwd=folder, env=environment, check=True)
+        subprocess.run([client.command, "zoo", *args], cwd=folder, env=environment, check=True)
     cluster.load_image(folder / "image.tar")
     return Model(name, ("--model_def=mnist_cnn",))
 
@@ -109,12 +109,12 @@ def train(client: Client, model: Model, *arguments: str) -> None:
 def run_to_completion(client: Client, kubectl: Kubectl, processes: list[str]) -> None:
     """All pods run at the same time, and all of them complete."""
     names = [f"elasticdl-test-mnist-{process}" for process in processes]
-    everybody = dict.fromkeys(names, "Running")
+    running = dict.fromkeys(names, "Running")
 
     def run() -> bool:
         seen = phases(kubectl, JOB)
         assert "Failed" not in seen.values(), log_of(kubectl)
-        return seen == everybody
+        return seen == running
 
     until("all pods run", run, START_LIMIT, lambda: log_of(kubectl))
     watched = client("attach", "test-mnist")

@@ -34,10 +34,10 @@ def program(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def zoo(program: Path, folder: Path, *words: str) -> str:
+def zoo(program: Path, folder: Path, *args: str) -> str:
     """Runs `elasticdl zoo` in a folder, and returns its output."""
     environment = {**os.environ, "ELASTICDL_HOME": str(folder / "home")}
-    command = [program, "zoo", *words]
+    command = [program, "zoo", *args]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -52,8 +52,8 @@ def built(program: Path, folder: Path, name: str) -> tuple[Path, str]:
     inner = folder / "model_zoo" / "inner"
     inner.mkdir()
     (inner / "Dockerfile").write_text(INNER)
-    words = ("build", f"--image={name}", "--builder=own", "--output=image.tar")
-    return folder / "image.tar", zoo(program, folder, *words)
+    args = ("build", f"--image={name}", "--builder=own", "--output=image.tar")
+    return folder / "image.tar", zoo(program, folder, *args)
 
 
 def test_a_zoo_image_runs_confined_and_finds_services(
@@ -80,14 +80,14 @@ def test_a_zoo_image_runs_confined_and_finds_services(
 
 def failure(kubectl: Kubectl, image: str, name: str, base: str) -> str:
     """The error of a build in a pod that cannot get its base image."""
-    words = ("zoo", "build", "--image=a:b", f"--base_image={base}", "/model_zoo/inner")
+    args = ("zoo", "build", "--image=a:b", f"--base_image={base}", "/model_zoo/inner")
     container = {
         "securityContext": CONFINED,
         "env": [{"name": "ELASTICDL_HOME", "value": "/tmp"}],
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
     volumes = [{"name": "tmp", "emptyDir": {}}]
-    kubectl.apply(pod(name, image, *words, container=container, volumes=volumes))
+    kubectl.apply(pod(name, image, *args, container=container, volumes=volumes))
     await_phase(kubectl, name, "Failed")
     assert phase(kubectl, name) == "Failed"
     return kubectl("logs", name)

@@ -40,7 +40,7 @@ class Job:
     image: str
     name: str
     folder: Path
-    words: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
     def submit(self) -> Job:
         """Submits the job as a user does, detached."""
@@ -162,7 +162,7 @@ class Job:
             "ps_resource_request": resources,
             "worker_resource_request": resources,
             "heartbeat_timeout_secs": 5.0,
-            **self.words,
+            **self.fields,
         }
 
     def _run(self, *arguments: str) -> None:
@@ -178,7 +178,7 @@ class Job:
             raise Failure(f"elasticdl {' '.join(arguments)}: {done.stderr}\n{self.logs()}")
 
 
-def counting(**words: Any) -> dict[str, Any]:
+def counting(**fields: Any) -> dict[str, Any]:
     """A job whose model counts applied records, and that runs long enough to inject faults."""
     return {
         "model_def": "count",
@@ -190,7 +190,7 @@ def counting(**words: Any) -> dict[str, Any]:
         "num_ps_pods": 1,
         "checkpoint_steps": 100,
         "checkpoint_secs": 3,
-        **words,
+        **fields,
     }
 
 

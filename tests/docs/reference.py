@@ -66,15 +66,15 @@ def subcommands(text: str) -> list[str]:
     return re.findall(r"^  ([a-z]+)  ", part[1], re.M) if part else []
 
 
-def printed(binary: Path, *words: str) -> str:
+def printed(binary: Path, *args: str) -> str:
     environment = {
         **os.environ,
         "COLUMNS": "100",
         "NO_COLOR": "1",
         "ELASTICDL_HOME": "~/.elasticdl",
     }
-    done = subprocess.run([binary, *words], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{words} exited with code {done.returncode}: {done.stderr}"
+    done = subprocess.run([binary, *args], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{args} exited with code {done.returncode}: {done.stderr}"
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 

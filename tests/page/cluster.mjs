@@ -54,8 +54,8 @@ const run = async (browser) => {
   await page.locator(`${card("large")} .why`, { hasText: "Not enough CPU for its minimum" }).waitFor();
   await page.locator(`${card("large")} .pill`, { hasText: "Queued" }).waitFor();
   await page.locator(`${card("alone")} .why`, { hasText: "Not scaling up" }).waitFor();
-  await page.locator(`${card("alone")} .told`, { hasText: "42 %" }).waitFor();
-  await page.locator(`${card("alone")} .told`, { hasText: "10m left" }).waitFor();
+  await page.locator(`${card("alone")} .progress`, { hasText: "42 %" }).waitFor();
+  await page.locator(`${card("alone")} .progress`, { hasText: "10m left" }).waitFor();
 
   // The plot shows that it shrank: more steps than a start and an end; limits are marked.
   assert(Number(await page.locator(`${card("alone")} .band`).getAttribute("data-steps")) > 3);
@@ -82,7 +82,7 @@ const run = async (browser) => {
   await page.keyboard.press("Enter");
   await page.locator(`${card("second")} code`, { hasText: "port-forward service/elasticdl-second-master" }).waitFor();
   await send({ note: "second", status: { state: "running", records_done: 10, records_total: 1000, workers: 2 } });
-  await page.locator(`${card("second")} .told`, { hasText: "1 %" }).waitFor();
+  await page.locator(`${card("second")} .progress`, { hasText: "1 %" }).waitFor();
   assert(await page.locator(`${card("second")} code`).isVisible(), "open details stay open");
   await page.locator("#filter").fill("");
   await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 3);

@@ -23,6 +23,8 @@ N_LANES, BATCH, EPOCHS = 4, 8, 4
 X = torch.randn(640, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
 N_STEPS = EPOCHS * len(X) // (N_LANES * BATCH)
+# The step after which the loop over epochs is left, in the last of them.
+QUIT_STEP = N_STEPS - 10
 # How long a step takes while workers are missing, so that there are steps left when they join.
 PACE_SECS = 1.0
 
@@ -169,6 +171,18 @@ def main(folder: Path, loop: str, n_workers: int, kills: list[int]) -> None:
             if job.is_step:
                 take_step()
             job.commit()
+    elif loop == "epochs":
+        for _ in job.epochs(options.pop("epochs")):
+            for lanes in job.steps(records, **options):
+                for batch in lanes:
+                    job.allreduce(loss=training.backward(batch))
+                if job.is_step:
+                    take_step()
+                if job.step == QUIT_STEP:
+                    break
+            if job.step == QUIT_STEP:
+                break
+            training.objects["scheduler"].step()
     else:
         for lanes in job.steps(records, **options):
             for batch in lanes:

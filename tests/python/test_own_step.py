@@ -149,6 +149,10 @@ class FakeLoop:
     def stepped(self) -> None:
         self.hear("stepped")
 
+    def quit(self) -> None:
+        self.hear("quit")
+        self.script = iter(())
+
     def loaded(self) -> None:
         self.hear("loaded")
 
@@ -163,19 +167,10 @@ class FakeLoop:
 
 
 @pytest.fixture(autouse=True)
-def worker(monkeypatch, tmp_path):
-    fake = types.ModuleType("elasticdl._elasticdl")
-    fake.Loop = FakeLoop
-    monkeypatch.setitem(sys.modules, "elasticdl._elasticdl", fake)
-    monkeypatch.setattr(elasticdl, "_elasticdl", fake, raising=False)
+def worker(monkeypatch, become_worker):
+    become_worker(FakeLoop)
     monkeypatch.setattr(FakeLoop, "asked", {})
     monkeypatch.setattr(FakeLoop, "load", {})
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr("atexit.register", lambda *_: None)
-    monkeypatch.delenv("ELASTICDL_DESCRIBE", raising=False)
-    monkeypatch.setenv("ELASTICDL_MASTER_ADDR", "127.0.0.1:1")
-    monkeypatch.setenv("ELASTICDL_JOB_KEY_FILE", str(tmp_path / "key"))
-    (tmp_path / "status.json").write_text('{"state": "succeeded"}')
 
 
 def flat():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +45,17 @@ def check(cluster: Cluster, folder: Path) -> None:
     assert _state.dump({"": dict(exported)}) == _state.dump({"": states["model"]})
 
 
+def without_job(folder: Path, loop: str = "flat") -> bytes:
+    """The end of the script when it is run without a job."""
+    folder.mkdir()
+    command = [sys.executable, SCRIPT, str(folder), loop, "1"]
+    lanes = str(own_step_script.N_LANES)
+    env = {**os.environ, "PYTHONPATH": "", "ELASTICDL_LANES": lanes, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=env, check=True, timeout=LIMIT)
+    (end,) = folder.glob("end-*")
+    return end.read_bytes()
+
+
 def joined(folder: Path) -> list[int]:
     """The first steps of all workers that took steps."""
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("joined-*"))
@@ -52,12 +65,28 @@ def test_workers_that_are_killed_in_a_step_change_no_bit(cluster: Cluster, tmp_p
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     cluster.run(*command(alone, 1))
     check(cluster, alone)
+    (end,) = alone.glob("end-*")
+    assert without_job(tmp_path / "without") == end.read_bytes()
     kills = (10, 11)
     cluster.run(*command(killed, 4, kills=kills))
     assert all((killed / f"killed-{kill}").exists() for kill in kills)
     assert len(joined(killed)) == 4 + len(kills)
     assert joined(killed)[-1] > kills[-1], "a worker got the state from another one"
     check(cluster, killed)
+
+
+def test_a_loop_over_epochs_that_is_left_ends_the_job_with_the_same_bits(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "left"
+    kill = own_step_script.N_STEPS // own_step_script.EPOCHS + 5  # In the second epoch.
+    cluster.run(*command(folder, 2, loop="epochs", kills=(kill,)))
+    assert joined(folder)[-1] > kill, "a worker joined in a later epoch"
+    ends = {path.read_bytes() for path in folder.glob("end-*")}
+    assert ends == {without_job(tmp_path / "without", "epochs")}
+    status = cluster.status(folder.name)
+    assert (status["state"], status["step"]) == ("succeeded", own_step_script.QUIT_STEP + 1)
+    cluster.run("audit", folder.name)
 
 
 def test_a_stopped_job_resumes_with_the_state_of_its_script(

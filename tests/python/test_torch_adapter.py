@@ -450,7 +450,7 @@ def half_feed(columns, mode, metadata):
         (
             {"custom_model": lambda: nn.LazyLinear(3)},
             "the parameter `weight` gets its shape from the first batch; use a layer with explicit "
-            "sizes instead of a lazy one",
+            "sizes instead of a lazy one, or run a batch through the model first",
         ),
         (
             {"custom_model": lambda: nn.BatchNorm1d(3, momentum=None)},

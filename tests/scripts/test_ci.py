@@ -35,9 +35,9 @@ class Clone:
         self.git("init", "--quiet")
         self.commit(a="one", b="two")
 
-    def git(self, *words: str) -> None:
+    def git(self, *args: str) -> None:
         who = ["-c", "user.name=x", "-c", "user.email=x"]
-        subprocess.run(["git", *who, *words], cwd=self.folder, check=True)
+        subprocess.run(["git", *who, *args], cwd=self.folder, check=True)
 
     def commit(self, **files: str) -> None:
         for name, text in files.items():

@@ -53,10 +53,10 @@ class Fake:
             }
         )
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *args: str) -> subprocess.Popen[str]:
         lines = [json.dumps({"reason": "other"}), *map(json.dumps, self.artifacts)]
         (self.folder / "artifacts").write_text("\n".join(lines) + "\n")
-        command = [sys.executable, str(RUNNER), *words]
+        command = [sys.executable, str(RUNNER), *args]
         return subprocess.Popen(
             command,
             env=self.env,
@@ -66,8 +66,8 @@ class Fake:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def run(self, *words: str) -> tuple[int, str]:
-        process = self.start(*words)
+    def run(self, *args: str) -> tuple[int, str]:
+        process = self.start(*args)
         printed, _ = process.communicate(timeout=60)
         return process.returncode, printed
 

@@ -90,7 +90,7 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
         partitions: 1,
         grads_to_wait,
         checkpoint_secs: 0,
-        // Nobody is silent here, though most say nothing.
+        // No worker counts as silent here, although most send nothing.
         heartbeat_timeout_secs: 1e6,
         task_timeout_secs: 1_000_000,
         ..JobSpec::default()
@@ -242,7 +242,7 @@ fn restart() -> (usize, Duration) {
     (n_bytes, time)
 }
 
-/// Half of an epoch, but for a few batches.
+/// Half of an epoch, except for a few batches.
 fn uneven(partition: u32) -> AppliedSet {
     let mut set = AppliedSet::new(N_BATCHES);
     for index in (0..N_BATCHES / 2).filter(|index| index % 997 != partition) {

@@ -27,7 +27,7 @@ impl AppliedSet {
     /// The empty set.
     ///
     /// # Panics
-    /// If an epoch has no batches: such a set could not say where it ends.
+    /// If an epoch has no batches: the end of such a set would be undefined.
     #[must_use]
     pub fn new(n_batches: u32) -> Self {
         assert!(n_batches > 0, "an epoch has at least one batch");
@@ -63,12 +63,12 @@ impl AppliedSet {
             || self.open.get(&batch.epoch).is_some_and(|runs| runs.contains(batch.index))
     }
 
-    /// Adds `batch`; false if it was in already.
+    /// Adds `batch`; false if it was already in the set.
     ///
     /// # Panics
-    /// If the batch is not of the plan.
+    /// If the batch is not part of the plan.
     pub fn insert(&mut self, batch: BatchId) -> bool {
-        assert!(batch.index < self.n_batches, "batch {batch} is not of this plan");
+        assert!(batch.index < self.n_batches, "batch {batch} is not part of this plan");
         if batch.epoch < self.closed {
             return false;
         }
@@ -118,7 +118,7 @@ impl AppliedSet {
         Some(BatchId { epoch, index })
     }
 
-    /// What is in both sets.
+    /// The batches in both sets.
     ///
     /// # Panics
     /// If the sets are of different plans.

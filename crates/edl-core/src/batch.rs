@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which records a batch names: a function of the job's plan, never of what happened.
+//! Which records are in a batch: a function of the job's plan alone, never of events.
 //!
 //! Records are numbered through all files of the data set. Consecutive records form shards;
 //! an epoch visits the shards in a seeded order and, inside a shard, the records in a seeded
@@ -15,6 +15,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::id::BatchId;
+use crate::lanes;
 use crate::permutation::Permutation;
 use crate::rng;
 use crate::runs::Runs;
@@ -24,7 +25,7 @@ pub const NEWEST: u32 = 2;
 /// The version of the plan of jobs whose description names none.
 pub const OLDEST: u32 = 1;
 
-/// Everything that decides the content of batches.
+/// Everything that determines the content of batches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BatchPlan {
     pub version: u32,
@@ -96,7 +97,7 @@ impl BatchPlan {
     /// The numbers of the records of `batch`, in training order.
     ///
     /// # Panics
-    /// If the batch is not of this plan.
+    /// If the batch is not part of this plan.
     #[must_use]
     pub fn records(&self, batch: BatchId) -> Vec<u64> {
         self.records_at(batch, 0..self.n_records_of(batch.index) as usize)
@@ -105,12 +106,12 @@ impl BatchPlan {
     /// The numbers of the records at `places` of `batch`.
     ///
     /// # Panics
-    /// If the batch or a place is not of this plan.
+    /// If the batch or a place is not part of this plan.
     #[must_use]
     pub fn records_at(&self, batch: BatchId, places: Range<usize>) -> Vec<u64> {
         let n_records = self.n_records_of(batch.index) as usize;
         let is_planned = batch.index < self.n_batches() && places.end <= n_records;
-        assert!(is_planned, "places {places:?} of batch {batch} are not of this plan");
+        assert!(is_planned, "places {places:?} of batch {batch} are not part of this plan");
         let shard = self.shard(batch);
         let in_shard = batch.index % self.batches_per_shard;
         let first = u64::from(in_shard) * u64::from(self.minibatch_size);
@@ -118,6 +119,17 @@ impl BatchPlan {
         let key = rng::key(&[self.seed, 2, u64::from(batch.epoch), shard.start]);
         let order = self.order(shard.end - shard.start, key, places);
         order.into_iter().map(|place| shard.start + place).collect()
+    }
+
+    /// The numbers of the records of one of `n_lanes` lanes; none for a lane without records.
+    ///
+    /// # Panics
+    /// If the batch is not of this plan.
+    #[must_use]
+    pub fn records_of_lane(&self, batch: BatchId, lane: u32, n_lanes: u32) -> Option<Vec<u64>> {
+        let n_records = self.n_records_of(batch.index) as usize;
+        let share = lanes::share_of(lane, n_records, n_lanes, self.minibatch_size / n_lanes)?;
+        Some(self.records_at(batch, share))
     }
 
     /// The numbers at `places` when those below `n` are shuffled.
@@ -147,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_epoch_names_every_record_once_in_an_order_of_its_own() {
+    fn every_epoch_has_every_record_once_in_its_own_order() {
         for (version, (n_records, shuffle)) in (OLDEST..=NEWEST).flat_map(|version| {
             [(1, true), (640, true), (1003, true), (1003, false)].map(|case| (version, case))
         }) {

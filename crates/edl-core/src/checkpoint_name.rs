@@ -35,7 +35,7 @@ impl CheckpointName {
             checkpoint: CheckpointId(u64::from_str_radix(part("c")?, 16).ok()?),
             run: RunId::parse(part("r")?)?,
         };
-        // Only our own spelling: `version-007` is somebody else's folder.
+        // Only our own spelling: `version-007` is not one of our folders.
         (name.to_string() == text).then_some(name)
     }
 }

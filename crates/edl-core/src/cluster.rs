@@ -78,12 +78,12 @@ impl JobSpec {
     /// The image of a process.
     #[must_use]
     pub fn image(&self, role: Role) -> &str {
-        let words: &[&str] = match role {
+        let images: &[&str] = match role {
             Role::Master => &[],
             Role::Worker => &[&self.worker_image],
             Role::Ps => &[&self.ps_image, &self.worker_image],
         };
-        words.iter().copied().find(|word| !word.is_empty()).unwrap_or(&self.image_name)
+        images.iter().copied().find(|image| !image.is_empty()).unwrap_or(&self.image_name)
     }
 
     /// The resources that a process requests, and its limits.

@@ -44,13 +44,13 @@ pub struct Goodput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Account {
     spent: Spent,
-    /// Everything up to here is in `spent`, but for `owed`.
+    /// Everything up to here is in `spent`, except for `owed`.
     #[serde(skip)]
     at: Time,
     /// Time before `at` that is not in `spent`: it passed while no master ran.
     owed: Duration,
     presence: Presence,
-    /// It stands for one that was lost, and has not worked yet.
+    /// It replaces a lost one, and has not worked yet.
     is_mending: bool,
     /// It waits to replace another one: its time is not the job's.
     #[serde(default)]
@@ -172,7 +172,7 @@ impl Goodput {
         self.repeated += n_steps;
     }
 
-    /// A process is gone that will be replaced.
+    /// A process that will be replaced is gone.
     pub fn lost(&mut self, instance: InstanceId, now: Time) {
         let Some(account) = self.accounts.get_mut(&instance) else { return };
         account.end(now);
@@ -185,7 +185,7 @@ impl Goodput {
         }
     }
 
-    /// A process is gone as it should be.
+    /// A process is gone, as intended.
     pub fn left(&mut self, instance: InstanceId, now: Time) {
         if let Some(account) = self.accounts.get_mut(&instance) {
             account.end(now);

@@ -2,9 +2,9 @@
 //! The processes of a job: starts missing ones, stops surplus ones, and gives up on those that keep
 //! crashing.
 //!
-//! A process that was killed from outside is replaced at once, for ever, without counting it; one
+//! A process that was killed from outside is always replaced at once and never counted; one
 //! that crashed by itself is replaced a bounded number of times. One that ran out of memory gets
-//! more of it, until that is no explanation any more. What cannot be started yet is waited for.
+//! more of it, up to a limit. The job waits for processes that cannot be started yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
 use crate::pod::Wait;
 use crate::time::{Time, millis};
 
-/// How long a leaving process may take: under AllReduce it trains on to a step from which the others
-/// can continue.
+/// How long a leaving process may take: under AllReduce it keeps training up to a step from which
+/// the others can continue.
 const GRACE: Duration = Duration::from_secs(12);
 /// After a crash the next try waits this long, doubled by each further crash.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
@@ -28,7 +28,7 @@ const MEMORY_PERCENT: [u32; 5] = [100, 150, 225, 340, 500];
 pub struct Instances {
     /// Workers that train.
     workers_wanted: u32,
-    /// Workers beside them that wait to replace one.
+    /// Spare workers, which wait to replace one of these.
     n_spares: u32,
     n_ps: u32,
     /// Ids below are used up.
@@ -69,7 +69,7 @@ impl Instance {
         self.waits.as_ref().is_some_and(|why| !why.is_starting())
     }
 
-    /// Whether a report is about this one, and not about one of before.
+    /// Whether a report is about this one, and not about an earlier one.
     fn is(&self, pid: u32) -> bool {
         self.pid.is_none_or(|known| known == pid)
     }
@@ -80,11 +80,11 @@ impl Instance {
 pub enum Cause {
     /// It was asked to go.
     Left,
-    /// It exited by itself: it was asked to by somebody else, or model code exited the process.
+    /// It exited by itself: someone else asked it to, or model code exited the process.
     Quit,
     /// It was stopped from outside: not its fault.
     Killed,
-    /// It ended by itself without a reason: its work is under suspicion.
+    /// It ended by itself without a reason: its work may be the cause.
     Crashed,
 }
 
@@ -109,7 +109,7 @@ impl Instances {
         }
     }
 
-    /// Keeps so many workers ready beside those that train.
+    /// Keeps this many spare workers ready.
     #[must_use]
     pub fn with_spares(self, n_spares: u32) -> Self {
         Self { n_spares, ..self }
@@ -165,7 +165,7 @@ impl Instances {
                 }
                 Some((*instance, cause))
             }
-            Report::AllDeleted | Report::Trouble(_) | Report::Granted { .. } => None,
+            Report::AllDeleted { .. } | Report::Trouble(_) | Report::Granted { .. } => None,
         }
     }
 
@@ -255,7 +255,7 @@ impl Instances {
         Order::Stop { instance, grace_ms: millis(grace) }
     }
 
-    /// Ends a process that gives no sign of life; the platform's report makes it be replaced.
+    /// Ends a process that shows no sign of life; it is replaced after the platform's report.
     pub fn replace(&mut self, instance: InstanceId) -> Option<Order> {
         let is_ours = self.running.contains_key(&instance);
         is_ours.then_some(Order::Stop { instance, grace_ms: 0 })
@@ -274,7 +274,7 @@ impl Instances {
         staying.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// A reason to give the job up: something crashes again and again.
+    /// The reason to give up the job, if something keeps crashing.
     #[must_use]
     pub fn give_up_reason(&self) -> Option<String> {
         let give_up_reason = |n: u32, what: String| {
@@ -295,7 +295,7 @@ impl Instances {
             .or_else(|| give_up_reason(self.n_worker_crashes, workers))
     }
 
-    /// Progress pardons crashes of workers: only those without work in between add up.
+    /// After progress, earlier crashes of workers no longer count: only those in a row add up.
     pub fn progressed(&mut self) {
         self.n_worker_crashes = 0;
     }
@@ -306,9 +306,9 @@ impl Instances {
         self.n_worker_crashes = self.n_worker_crashes.min(1);
     }
 
-    /// The job has come further than ever, which pardons crashes of servers. Work that only
+    /// The job has made new progress, so earlier crashes of servers no longer count. Work that only
     /// repeats what an earlier crash took away does not: else a server that always crashes at
-    /// the same place would be started for ever.
+    /// the same place would be restarted forever.
     pub fn went_further(&mut self) {
         self.n_ps_crashes = 0;
     }
@@ -330,7 +330,7 @@ impl Instances {
     }
 
     /// The most workers that train at a time; none if all of them do. If no worker is wanted, there
-    /// is nothing to replace, and those that are there were started manually.
+    /// is nothing to replace, and existing workers were started manually.
     #[must_use]
     pub fn max_trainers(&self) -> Option<u32> {
         Some(self.workers_wanted).filter(|wanted| self.keeps_spares() && *wanted > 0)
@@ -355,6 +355,12 @@ impl Instances {
     #[must_use]
     pub fn running(&self) -> &BTreeMap<InstanceId, Instance> {
         &self.running
+    }
+
+    /// The workers that run or start, those that leave included, if all servers run.
+    #[must_use]
+    pub fn n_workers(&self) -> usize {
+        self.running.len().saturating_sub(self.n_ps as usize)
     }
 
     /// How often an instance was started again.

@@ -120,6 +120,8 @@ pub struct Job {
     spares: BTreeSet<WorkerId>,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
+    /// Workers whose predictions had no room on their disks when they last tried.
+    without_room: BTreeSet<WorkerId>,
     checkpoints: Checkpoints,
     next_number: u64,
     losses: Losses,
@@ -157,6 +159,7 @@ impl Job {
             roster,
             spares: BTreeSet::new(),
             trouble: None,
+            without_room: BTreeSet::new(),
             checkpoints,
             next_number: 0,
             losses: Losses::default(),
@@ -471,7 +474,7 @@ impl Job {
         self.durable.change(&mut self.effects, change)
     }
 
-    /// The parameters are there, and can be trained and evaluated.
+    /// The parameters are available, and can be trained and evaluated.
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.strategy.is_serving()

@@ -120,7 +120,7 @@ pub struct Slot {
     pub depth: usize,
     /// It begins that sum; otherwise it is added to it.
     pub is_first: bool,
-    /// With this lane, so many sums are complete.
+    /// With this lane, this many sums are complete.
     pub n_complete: usize,
 }
 
@@ -140,7 +140,7 @@ pub fn slot(node: &Span, lane: u32) -> Slot {
     Slot { depth, is_first: true, n_complete }
 }
 
-/// Adds up `node` in the tree's order: `known` yields a node that is there whole, `add` adds the
+/// Adds up `node` in the tree's order: `known` yields a node that is complete, `add` adds the
 /// right one to the left one.
 pub fn fold<T>(
     node: &Span,
@@ -165,7 +165,7 @@ mod tests {
     /// The order of additions, written out.
     fn written(node: &Span) -> String {
         let mut leaf = |node: &Span| (node.end - node.start == 1).then(|| node.start.to_string());
-        fold(node, &mut leaf, &mut |a, b| format!("({a}+{b})")).expect("every lane is there")
+        fold(node, &mut leaf, &mut |a, b| format!("({a}+{b})")).expect("no lane is missing")
     }
 
     #[test]

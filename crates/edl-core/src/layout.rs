@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where parameters are: how all parameter state is split into partitions.
 //!
-//! The flat dense vector is split into equal, contiguous segments, whatever the tensors'
+//! The flat dense vector is split into equal, contiguous segments, regardless of the tensors'
 //! borders; embedding rows go by hash of their id. Partitions, too, lie contiguously on
 //! servers, so one server holds one range of the dense vector.
 //!
@@ -18,7 +18,7 @@ use crate::rng;
 pub struct Layout {
     pub dense_len: usize,
     pub n_partitions: u32,
-    /// Segments and rows lie in partitions of their own.
+    /// Segments and rows are in separate partitions.
     pub is_apart: bool,
 }
 
@@ -48,7 +48,7 @@ impl Layout {
         first..self.n_partitions
     }
 
-    /// How much of the dense vector lies on servers.
+    /// How much of the dense vector is on servers.
     #[must_use]
     pub fn dense_on_servers(&self) -> usize {
         if self.is_apart { 0 } else { self.dense_len }
@@ -65,7 +65,8 @@ impl Layout {
         border(partition.0)..border(partition.0 + 1)
     }
 
-    /// The owner of an embedding row. Tables are spread alike, which keeps one id together.
+    /// The owner of an embedding row. It depends only on the id, so the rows of one id in all tables
+    /// have the same owner.
     #[must_use]
     pub fn partition_of(&self, id: u64) -> PartitionId {
         let Range { start, end } = self.with_rows();

@@ -244,8 +244,8 @@ impl Ledger {
         epoch.saturating_mul(u64::from(self.n_batches)).saturating_add(in_epoch)
     }
 
-    /// The first position that nothing assigned or applied anywhere so far lies behind, at a
-    /// version's border: the next one at which the model can be that of an exact version.
+    /// The first position after everything that was assigned or applied anywhere so far, at the
+    /// border of a version: the next one at which the model can be that of an exact version.
     #[must_use]
     pub fn frontier(&self) -> u64 {
         let position = self.touched.max(self.start() + u64::from(self.pool.frontier()));

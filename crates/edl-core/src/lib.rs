@@ -44,6 +44,7 @@ pub mod spec;
 pub mod supervisor;
 pub mod text;
 pub mod time;
+pub mod upcoming;
 pub mod verdict;
 pub mod worker;
 pub mod world;

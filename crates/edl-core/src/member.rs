@@ -102,7 +102,7 @@ pub struct Member {
     doing: Option<Doing>,
     is_cancelled: bool,
 
-    state: Option<State>,
+    state: Option<HeldState>,
     /// The last world whose state it holds; 0 without state.
     held: WorldId,
     /// The world that it is in.
@@ -155,7 +155,7 @@ struct Announcement {
 
 /// The parameters that the shell holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct State {
+struct HeldState {
     step: u64,
     generation: Generation,
 }
@@ -255,7 +255,10 @@ impl Machine for Member {
 
     fn check_invariants(&self) {
         assert!(self.effects.is_empty(), "every effect was returned");
-        assert!(self.held == WorldId(0) || self.state.is_some(), "it claims state that is there");
+        assert!(
+            self.held == WorldId(0) || self.state.is_some(),
+            "it claims only state that it holds"
+        );
         if let Some(world) = &self.world {
             assert!(self.place_in(world).is_some(), "it is in its world");
             assert_eq!(self.held, world.world.id, "it holds the state of its world");

@@ -13,7 +13,7 @@ pub struct ModelSpec {
     pub name: String,
     /// Dense parameters in the order of the flat parameter vector.
     pub params: Vec<ParamSpec>,
-    /// Embedding tables; their rows live on the parameter servers and are made when first seen.
+    /// Embedding tables; their rows are on the parameter servers and are created on first use.
     pub tables: Vec<TableSpec>,
     /// The columns that a batch must have.
     pub inputs: Vec<FieldSpec>,
@@ -50,7 +50,7 @@ pub struct TableSpec {
     pub init: Init,
 }
 
-/// First values: a function of seed, name and place alone, unless the model brings them.
+/// Initial values: a function of seed, name and place alone, unless the model provides them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -68,7 +68,7 @@ pub enum Init {
         mean: f32,
         std: f32,
     },
-    /// The model brings them. All rows of such a table are made before the first step.
+    /// The model provides them. All rows of such a table are created before the first step.
     Given,
 }
 
@@ -124,14 +124,14 @@ impl ModelSpec {
         }
     }
 
-    /// Whether the model must bring first values of parameters or rows.
+    /// Whether the model must provide the initial values of parameters or rows.
     #[must_use]
     pub fn brings_first_values(&self) -> bool {
         let mut inits = self.params.iter().map(|param| param.init);
         inits.any(|init| init == Init::Given) || self.brings_first_rows()
     }
 
-    /// Whether the model must bring the first rows of a table.
+    /// Whether the model must provide the initial rows of a table.
     #[must_use]
     pub fn brings_first_rows(&self) -> bool {
         self.tables.iter().any(|table| table.init == Init::Given)
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_job_could_train_or_measure_is_said() {
+    fn a_model_that_no_job_could_train_or_measure_is_rejected() {
         let table = |init| TableSpec { name: "users".into(), dim: 2, init };
         let mut model = ModelSpec {
             name: "m".into(),

@@ -132,7 +132,7 @@ pub enum Dialect {
     Torch,
 }
 
-/// What is made of a gradient that is too long.
+/// What happens to a gradient whose norm is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clip {

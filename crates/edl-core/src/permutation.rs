@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_pinned_for_ever() {
+    fn orders_are_pinned_forever() {
         // Computed by tests/python/test_batch_plan.py.
         assert_eq!(order(10, 42), [8, 5, 7, 0, 1, 2, 6, 3, 9, 4]);
         let large = Permutation::new(1_000_000_000, 42);

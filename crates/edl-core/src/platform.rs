@@ -2,7 +2,7 @@
 //! Messages between a master and its platform: which processes to run, and how they ended.
 //!
 //! On one machine the platform is the supervisor process, and these messages are JSON lines on
-//! the master's standard output and input. On Kubernetes it is a task beside the master.
+//! the master's standard output and input. On Kubernetes it is a task in the master's process.
 
 use std::fmt;
 
@@ -71,7 +71,7 @@ named! {
 }
 
 /// Variables that a worker is started with, unless its user sets them. A step's memory is freed
-/// and wanted again at once: without them the C library hands it back to the system each time,
+/// and allocated again at once: without them the C library returns it to the system each time,
 /// and the page faults cost up to a tenth of a step.
 pub const WORKER_VARIABLES: [(&str, &str); 2] =
     [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "1073741824")];
@@ -95,15 +95,15 @@ pub enum Order {
     Chaos { instance: InstanceId, action: ChaosAction },
 }
 
-/// What can be done to a process on purpose.
+/// A fault to inject into a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChaosAction {
     Kill,
-    /// It stands still, as if its machine did.
+    /// It stops, as if its machine did.
     Pause,
     Resume,
-    /// It neither hears the others nor is heard by them for a while.
+    /// It is disconnected from the others for a while.
     Partition {
         millis: u64,
     },
@@ -188,10 +188,13 @@ pub struct Process {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Everything that is there now: the first report to every new master.
+    /// Everything that runs now: the first report to every new master.
     Running(Vec<Process>),
-    /// All processes were deleted, the last master too: the first report, instead of `Running`.
-    AllDeleted,
+    /// A user has deleted all processes, which exit within this time. For a new master, this is the
+    /// first report, instead of `Running`, and there is nothing left to save.
+    AllDeleted {
+        within_ms: u64,
+    },
     /// It is wanted, but does not run yet.
     Waiting {
         instance: InstanceId,

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_pinned_for_ever() {
+    fn streams_are_pinned_forever() {
         let mut rng = Rng::new(42);
         assert_eq!(rng.next_u64(), 13_679_457_532_755_275_413);
         assert!((0.0..1.0).contains(&rng.unit()));

@@ -11,7 +11,7 @@ pub struct Series<T> {
     /// The last point that came, if it is not to be kept.
     last: Option<T>,
     limit: usize,
-    /// One point of so many is kept.
+    /// One point of this many is kept.
     stride: u64,
     n_pushed: u64,
 }

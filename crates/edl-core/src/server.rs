@@ -58,7 +58,7 @@ pub enum Error {
 /// The machine of one parameter server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Server {
-    phase: Phase,
+    phase: ServerPhase,
     /// Requests without a verdict, in the order in which they came.
     waiting: BTreeMap<Request, Waiting>,
     n_pulls: u64,
@@ -69,7 +69,7 @@ pub struct Server {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-enum Phase {
+enum ServerPhase {
     #[default]
     Empty,
     Loading {
@@ -137,7 +137,7 @@ impl Machine for Server {
 
     fn check_invariants(&self) {
         assert!(self.effects.is_empty(), "every effect was returned");
-        if let Phase::Held(held) = &self.phase {
+        if let ServerPhase::Held(held) = &self.phase {
             held.check_invariants();
         }
         for (request, waiting) in &self.waiting {
@@ -165,7 +165,7 @@ impl Server {
         self.held().map_or(0, Held::n_rows)
     }
 
-    /// Pulls answered and pushes handed to the owners so far.
+    /// Pulls answered and pushes passed to the owners so far.
     #[must_use]
     pub fn n_requests(&self) -> (u64, u64) {
         (self.n_pulls, self.n_pushes)
@@ -173,7 +173,7 @@ impl Server {
 
     #[must_use]
     pub fn is_loading(&self) -> bool {
-        matches!(self.phase, Phase::Loading { .. })
+        matches!(self.phase, ServerPhase::Loading { .. })
     }
 
     /// Whether the copies of this checkpoint are still needed.
@@ -195,13 +195,15 @@ impl Server {
 
     fn stop(&mut self) {
         self.end_held();
-        self.phase = Phase::Stopped;
+        self.phase = ServerPhase::Stopped;
         self.review();
     }
 
     /// Ends what is held: no push in progress will be acknowledged, no checkpoint completed.
     fn end_held(&mut self) {
-        let Phase::Held(held) = std::mem::replace(&mut self.phase, Phase::Empty) else { return };
+        let ServerPhase::Held(held) = std::mem::replace(&mut self.phase, ServerPhase::Empty) else {
+            return;
+        };
         let pushes = held.pushes.keys();
         self.effects.extend(pushes.map(|push| Effect::Refuse(*push, Refusal::NotServing)));
         for checkpoint in held.checkpoints.keys() {
@@ -217,7 +219,7 @@ impl Server {
         }
     }
 
-    /// What was ended in the meantime is not held any more.
+    /// What was ended in the meantime is no longer held.
     fn inspected(
         &mut self,
         inspection: Inspection,
@@ -257,12 +259,12 @@ impl Server {
     /// stopped.
     fn newest(&self) -> Option<Generation> {
         match &self.phase {
-            Phase::Empty => Some(Generation(0)),
-            Phase::Loading { next: Some(next), .. } => Some(next.generation),
-            Phase::Loading { load, next: None } => Some(load.generation),
-            Phase::Held(held) => Some(held.generation),
-            Phase::Failed(generation) => Some(*generation),
-            Phase::Stopped => None,
+            ServerPhase::Empty => Some(Generation(0)),
+            ServerPhase::Loading { next: Some(next), .. } => Some(next.generation),
+            ServerPhase::Loading { load, next: None } => Some(load.generation),
+            ServerPhase::Held(held) => Some(held.generation),
+            ServerPhase::Failed(generation) => Some(*generation),
+            ServerPhase::Stopped => None,
         }
     }
 
@@ -272,15 +274,21 @@ impl Server {
 
     fn held(&self) -> Option<&Held> {
         match &self.phase {
-            Phase::Held(held) => Some(held),
-            Phase::Empty | Phase::Loading { .. } | Phase::Failed(_) | Phase::Stopped => None,
+            ServerPhase::Held(held) => Some(held),
+            ServerPhase::Empty
+            | ServerPhase::Loading { .. }
+            | ServerPhase::Failed(_)
+            | ServerPhase::Stopped => None,
         }
     }
 
     fn held_mut(&mut self) -> Option<&mut Held> {
         match &mut self.phase {
-            Phase::Held(held) => Some(held),
-            Phase::Empty | Phase::Loading { .. } | Phase::Failed(_) | Phase::Stopped => None,
+            ServerPhase::Held(held) => Some(held),
+            ServerPhase::Empty
+            | ServerPhase::Loading { .. }
+            | ServerPhase::Failed(_)
+            | ServerPhase::Stopped => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A generation is one load of all partitions from one checkpoint. As long as every server keeps its
 //! memory the generation stays; when one loses it, all of them load the last checkpoint and the
-//! generation goes up, which voids every acknowledgement of before.
+//! generation goes up, which voids every earlier acknowledgement.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct Servers {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServersPhase {
-    /// Waiting until all are there. They continue as they are only if none has lost its memory.
+    /// Waiting until all are connected. They continue unchanged only if none has lost its memory.
     Gathering { must_restore: bool },
     /// All load `generation`.
     Loading,
@@ -56,7 +56,7 @@ pub struct PartitionState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Nothing,
-    /// All servers are there, and state was lost or never loaded.
+    /// All servers are connected, and state was lost or never loaded.
     MustLoad,
     /// Send this server the load that is under way.
     LoadOne(PsId),
@@ -105,7 +105,7 @@ impl Servers {
         false
     }
 
-    /// The state of the servers is void, though none of them is lost: all load again.
+    /// The state of the servers is void, although none of them is lost: all load again.
     pub fn restore(&mut self) {
         self.phase = ServersPhase::Gathering { must_restore: true };
     }
@@ -123,7 +123,7 @@ impl Servers {
         self.serve(false)
     }
 
-    /// Whether a load can begin: all servers are there and must restore.
+    /// Whether a load can begin: all servers are connected and must restore.
     #[must_use]
     pub fn must_load(&self) -> bool {
         self.phase == ServersPhase::Gathering { must_restore: true }
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(servers.connected(PsId(1), member(7, 0, 0..0, 0)), Outcome::MustLoad);
         servers.load(Generation(2));
         let late = servers.loaded(PsId(0), Generation(1), Vec::new());
-        assert_eq!(late, Outcome::Nothing, "a load of an older generation counts for nothing");
+        assert_eq!(late, Outcome::Nothing, "a load of an older generation does not count");
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_master_goes_on_with_what_all_partitions_hold() {
+    fn a_new_master_continues_with_what_all_partitions_hold() {
         let mut servers = Servers::new(2, 0..4, Generation(5));
         servers.connected(PsId(0), member(1, 5, 0..2, 6));
         let Outcome::Serving { done, restored: false } =

@@ -116,7 +116,7 @@ impl JobSpec {
         Ok(self)
     }
 
-    /// How gradients meet on servers: by lanes, or as the three flags that speak of it say.
+    /// How servers combine gradients: by lanes, or as the three flags about it specify.
     #[must_use]
     pub fn mode(&self) -> Mode {
         if self.is_hybrid() {

@@ -34,6 +34,15 @@ pub fn decimal(value: f64) -> String {
     text.to_lowercase()
 }
 
+/// An error of Python code without the calls that led to it; others as they are.
+#[must_use]
+pub fn without_traceback(error: &str) -> String {
+    let Some(at) = error.rfind("Traceback (most recent call last):") else { return error.into() };
+    // The lines about calls are indented.
+    let lines = error[at..].lines().skip(1).skip_while(|line| line.starts_with(' '));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// The nearest of `known` to a word that is not among them.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Below this similarity a suggestion puzzles more than it helps.
@@ -71,6 +80,15 @@ mod tests {
     fn numbers_that_are_large_or_not_finite_are_short() {
         let found = [0.77123, -1.5, 1e30, f64::NAN, f64::NEG_INFINITY].map(decimal);
         assert_eq!(found, ["0.7712", "-1.5000", "1.0000e30", "nan", "-inf"]);
+    }
+
+    #[test]
+    fn an_error_without_its_traceback_is_its_message() {
+        let first =
+            "Traceback (most recent call last):\n  File \"x.py\", line 1\n    {}[1]\nKeyError: 1";
+        let chained = format!("{first}\n\nDuring handling, another exception occurred:\n\n{first}");
+        assert_eq!(without_traceback(&format!("{chained}\nand more")), "KeyError: 1\nand more");
+        assert_eq!(without_traceback("no such file"), "no such file");
     }
 
     #[test]

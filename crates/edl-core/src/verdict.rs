@@ -54,7 +54,7 @@ pub struct Exited {
     pub instance: InstanceId,
     pub pid: u32,
     pub how: Ended,
-    /// The supervisor told it to exit.
+    /// The supervisor asked it to exit.
     pub was_asked: bool,
     /// The supervisor ended the job because of it.
     pub ended_job: bool,

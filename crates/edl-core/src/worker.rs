@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use self::connection::Connection;
 pub use self::effect::{Effect, Records, Wants};
-pub use self::event::{Computed, Event, Fault, Finished, Item, Pass, Shard, Task};
+pub use self::event::{Computed, Event, Fault, Finished, Pass, Shard, Task, WorkItem};
 use self::exit::Exit;
 use self::pipeline::Pipeline;
 pub use self::report::{Outbox, Priority, Report};
@@ -333,7 +333,7 @@ impl Worker {
                 self.release(lease);
                 self.work.assign_shard(lease, shard.clone(), self.config.minibatch_size);
                 self.effects.push(Effect::Begin { lease, shard });
-                if !self.work.is_open(Item::Piece { lease, piece: 0 }) {
+                if !self.work.is_open(WorkItem::Piece { lease, piece: 0 }) {
                     self.effects.push(Effect::Finish(lease));
                 }
             }
@@ -377,14 +377,14 @@ impl Worker {
     }
 
     /// Returns the lease of `item` with a reason; the worker continues with others.
-    fn fail(&mut self, item: Item, fault: Fault) {
+    fn fail(&mut self, item: WorkItem, fault: Fault) {
         let Some(lease) = self.work.lease_of(item) else { return };
         match item {
-            Item::Batch(batch) => {
+            WorkItem::Batch(batch) => {
                 self.release(lease);
                 self.effects.push(Effect::Report(fault.report(lease, batch.index)));
             }
-            Item::Piece { .. } => self.fail_shard(lease, fault),
+            WorkItem::Piece { .. } => self.fail_shard(lease, fault),
         }
     }
 

@@ -99,12 +99,12 @@ pub struct Worlds {
     n_lanes: u32,
     min_workers: u32,
     current: Option<Placed>,
-    /// The world that trains on until the current one takes over.
+    /// The previous world, which keeps training until the current one takes over.
     previous: Option<Placed>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
     /// The workers whose state counts. The state of others may be inconsistent: the members that it
-    /// was read from train on without waiting. None before a job's first world: all state counts.
+    /// was read from keep training without waiting. None before a job's first world: all counts.
     holders: Option<BTreeMap<WorkerId, Incarnation>>,
     is_broken: bool,
     /// The highest step that any worker was ever allowed to train.
@@ -164,7 +164,7 @@ impl Worlds {
         Self { speeds: Some(BTreeMap::new()), ..self }
     }
 
-    /// A lane takes `worker` so long.
+    /// `worker` takes this long to train a lane.
     pub fn measured(&mut self, worker: WorkerId, lane: Duration) {
         if let Some(speeds) = &mut self.speeds {
             speeds.insert(worker, u64::try_from(lane.as_nanos()).unwrap_or(u64::MAX).max(1));
@@ -188,7 +188,7 @@ impl Worlds {
         lanes::step_secs(&best, &secs) < WORTH_IT * lanes::step_secs(&spans, &secs)
     }
 
-    /// The change that the world needs, given the workers that are there. If it has `most` members,
+    /// The change that the world needs, given the available workers. If it has `most` members,
     /// the others are spares.
     #[must_use]
     pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>, most: Option<u32>) -> Change {
@@ -307,7 +307,7 @@ impl Worlds {
         holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))
     }
 
-    /// The state of `worker` does not count any more.
+    /// The state of `worker` no longer counts.
     pub fn disown(&mut self, worker: WorkerId) {
         if let Some(holders) = &mut self.holders {
             holders.remove(&worker);
@@ -315,7 +315,7 @@ impl Worlds {
         }
     }
 
-    /// No worker's state counts any more.
+    /// No worker's state counts anymore.
     pub fn void(&mut self) {
         self.holders = Some(BTreeMap::new());
         self.n_changes += 1;
@@ -354,7 +354,7 @@ impl Worlds {
         let with_state = members.iter().filter(|member| member.has_state);
         let with_state = with_state.map(|member| (member.worker, member.incarnation));
         match &mut self.holders {
-            // The world before trains on until the new one has formed.
+            // The previous world keeps training until the new one has formed.
             Some(holders) if after.is_some() => holders.extend(with_state),
             holders => *holders = Some(with_state.collect()),
         }
@@ -441,7 +441,7 @@ impl Worlds {
         self.formed.contains(&worker)
     }
 
-    /// Whether `worker` trains, be it in the world that the current one has yet to replace.
+    /// Whether `worker` trains, possibly in the world that the current one has yet to replace.
     #[must_use]
     pub fn is_training(&self, worker: WorkerId) -> bool {
         let previous = self.previous.as_ref();
@@ -531,7 +531,7 @@ mod tests {
         let world = form(&mut worlds, 2, &left);
         assert_eq!(world.after, None);
         assert!(world.members.iter().all(|member| member.has_state));
-        assert!(!worlds.is_heard(WorldId(1)), "the world before commits nothing any more");
+        assert!(!worlds.is_heard(WorldId(1)), "the previous world commits nothing anymore");
     }
 
     #[test]
@@ -575,7 +575,7 @@ mod tests {
         let world = form(&mut worlds, 2, &both);
         assert_eq!(world.after, Some(20));
         assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [true, false]);
-        assert!(worlds.is_heard(WorldId(1)), "the world before trains on until then");
+        assert!(worlds.is_heard(WorldId(1)), "the previous world keeps training until then");
         let training = [0, 1].map(|id| worlds.is_training(WorkerId(id)));
         assert_eq!(training, [true, false], "only the newcomer does not train yet");
         assert_eq!(worlds.next(&both, None), Change::Nothing, "one change at a time");
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_member_gives_lanes_to_others_if_that_is_asked_for() {
+    fn a_slow_member_gives_lanes_to_others_if_lanes_follow_speed() {
         let both = candidates(&[(0, Some(5)), (1, Some(5))]);
         for (is_balanced, mut worlds) in
             [(false, Worlds::new(8, 1, None)), (true, Worlds::new(8, 1, None).balanced())]
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_leave_hand_over_state_that_no_other_has() {
+    fn workers_that_leave_pass_on_state_that_no_other_has() {
         let mut worlds = Worlds::new(1, 1, None);
         let mut there = candidates(&[(0, Some(5))]);
         worlds.allow(8);

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (mut reads, mut bytes) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            // Opened anew: what was read in the round before is not to be found in memory.
+            // Reopened, so nothing from the previous round is in memory.
             let dataset = Dataset::open(&path.to_string_lossy(), &open)?;
             for first in (0..dataset.n_records()).step_by(BATCH) {
                 let last = dataset.n_records().min(first + BATCH as u64);

@@ -81,7 +81,7 @@ fn corrupt(place: Place, line: Option<u64>, error: &::csv::Error) -> Error {
     Error::corrupt(Place { line, ..place }, problem)
 }
 
-/// Walks through a file once, checking that every row has all cells, and cuts it into chunks.
+/// Reads a file once, checks that every row has all cells, and splits it into chunks.
 pub(crate) fn scan(
     path: &Path,
     params: &Params,

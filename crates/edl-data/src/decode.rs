@@ -3,7 +3,7 @@
 //!
 //! A value is converted where nothing is lost that the asked type can hold: whole floats become
 //! integers, raw bytes become numbers from 0 to 255, text becomes what it spells. All else is an
-//! error that says what was needed and what is there.
+//! error that names what was needed and what was found.
 
 use std::borrow::Cow;
 
@@ -29,7 +29,7 @@ pub(crate) enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// A few words for messages.
+    /// A short description for messages.
     pub(crate) fn describe(&self) -> String {
         let many = |n: usize, one: &str| counted(n as u64, one);
         match self {

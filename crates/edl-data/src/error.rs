@@ -52,7 +52,7 @@ impl Error {
     }
 }
 
-/// The words of the formats for a chunk: their own, or one for those that have none.
+/// The formats' names for a chunk: their own, or a common one for those that have none.
 pub(crate) const CHUNK: &str = "chunk";
 pub(crate) const BLOCK: &str = "block";
 pub(crate) const ROW_GROUP: &str = "row group";

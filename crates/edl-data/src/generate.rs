@@ -116,7 +116,7 @@ fn pictures(source: &Path, out: &Path, options: &GenerateOptions) -> Result<Vec<
     Ok(written)
 }
 
-/// The file as one of the names under which it is handed around.
+/// The file under one of its usual names.
 fn idx_file(source: &Path, stem: &str, ending: &str) -> Result<PathBuf, Error> {
     let names = ["-", "."].map(|dot| format!("{stem}{dot}{ending}"));
     let packed = names.clone().map(|name| name + ".gz");

@@ -11,7 +11,7 @@ use crate::error::{Error, Place};
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 20;
 pub(crate) const MAX_CHUNK_RECORDS: u64 = 4096;
 
-/// What is read or unpacked at once is no larger: a few bytes must not claim all memory.
+/// The most that is read or decompressed at once: a few bytes must not allocate all memory.
 pub(crate) const MAX_UNPACKED: u64 = 1 << 31;
 
 /// One chunk of a file: the unit that is read and decoded at once.
@@ -54,7 +54,7 @@ pub(crate) fn file_len(path: &Path) -> Result<u64, Error> {
 }
 
 /// Reads a chunk's bytes. The file is opened each time: a data set may have more files than a
-/// process may hold open, and opening is cheap beside decoding.
+/// process may hold open, and opening is cheap compared with decoding.
 pub(crate) fn read_chunk(path: &Path, entry: &ChunkEntry, place: &Place) -> Result<Vec<u8>, Error> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     file.seek(SeekFrom::Start(entry.offset)).map_err(Error::io("read", path))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes the seeds that only a program can write: `cargo run -p edl-fuzz --example seeds`. The others,
-//! and inputs that once failed, are written by hand.
+//! and inputs that once failed, are written manually.
 #![expect(clippy::unwrap_used, reason = "a tool for developers, like a test")]
 
 use std::fs;

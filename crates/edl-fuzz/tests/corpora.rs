@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs every fuzz target on its corpus and on mutations of it.
 //!
-//! `FUZZ_SECS=600` runs each target for so many seconds, from a random seed; `FUZZ_SEED` repeats a
+//! `FUZZ_SECS=600` runs each target for this many seconds, from a random seed; `FUZZ_SEED` repeats a
 //! run. If an input ends the process, the last line of the output names the file with the input.
 #![expect(unsafe_code, reason = "counts allocated memory")]
 #![expect(clippy::print_stdout, reason = "helpers of tests print, too")]

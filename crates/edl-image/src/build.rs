@@ -220,7 +220,7 @@ impl Staged {
         }
         let root = context.join(PROGRAM);
         let staged = Self(Some(root.clone()));
-        // What is there is left from another build, or a trap: a link would be followed.
+        // An existing one is a leftover of another build, or a trap: a link would be followed.
         match fs::remove_dir_all(&root) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::Write(root, error));

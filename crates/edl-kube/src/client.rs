@@ -223,6 +223,15 @@ impl Found {
         newest_master(&self.pods)
     }
 
+    /// Whether another master is being deleted, for which the new one waits.
+    #[must_use]
+    pub fn is_master_leaving(&self) -> bool {
+        let is_leaving = |pod: &Pod| matches!(facts::of(pod).state(), pod::PodState::Leaving(_));
+        let master = self.master().and_then(|pod| pod.metadata.name.as_ref());
+        let mut others = self.pods.iter().filter(|pod| is_master(pod));
+        others.any(|pod| pod.metadata.name.as_ref() != master && is_leaving(pod))
+    }
+
     /// Whether Kubernetes will start a master if none runs: the job is not over and was not
     /// stopped.
     #[must_use]
@@ -251,13 +260,14 @@ impl Found {
 
 /// The pod of the master that counts: the last one that was not deleted.
 fn newest_master(pods: &[Pod]) -> Option<&Pod> {
-    let is_master = |pod: &&Pod| {
-        names::instance_of(&pod.metadata).is_some_and(|instance| instance.role == Role::Master)
-    };
-    pods.iter().filter(is_master).max_by_key(|pod| {
+    pods.iter().filter(|pod| is_master(pod)).max_by_key(|pod| {
         let is_leaving = pod.metadata.deletion_timestamp.is_some();
         (!is_leaving, pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
     })
+}
+
+fn is_master(pod: &Pod) -> bool {
+    names::instance_of(&pod.metadata).is_some_and(|instance| instance.role == Role::Master)
 }
 
 fn created(config_map: &ConfigMap) -> Option<i64> {
@@ -315,6 +325,9 @@ mod tests {
         assert_eq!(name(&pods).as_deref(), Some("runs"));
         assert_eq!(name(&pods[2..]).as_deref(), Some("lost"), "there is no other");
         assert_eq!(name(&[]), None);
+        let is_master_leaving = |pods: &[Pod]| found(pods.to_vec(), None).is_master_leaving();
+        assert!(is_master_leaving(&pods));
+        assert!(!is_master_leaving(&pods[..2]) && !is_master_leaving(&pods[2..]));
     }
 
     #[test]

@@ -22,6 +22,9 @@ const DELETION_LIMIT: Duration = Duration::from_millis(1500);
 /// A master exits even if the API server does not respond.
 const CLOSE_TRIES: u32 = 3;
 const CLOSE_PAUSE: Duration = Duration::from_secs(1);
+/// How long another master that is being deleted may take to be gone.
+const LEAVING_LIMIT: Duration = Duration::from_secs(15);
+const LEAVING_PAUSE: Duration = Duration::from_millis(300);
 
 /// Whether a user has deleted `pod`, the pod of this master, in contrast to the loss of its node, an
 /// eviction or a preemption.
@@ -50,13 +53,18 @@ fn is_deletion(mine: &str, masters: &[Pod]) -> bool {
     }
 }
 
-/// Keeps the Job of this training job's master from starting another one when this one exits.
+/// Keeps the Job of this training job's master, which runs in `pod`, from starting another one when
+/// this one exits.
 pub fn close<'a>(
     client: &'a Client,
     namespace: &'a str,
     job: &'a str,
+    pod: &'a str,
 ) -> BoxFuture<'a, Result<(), Wait>> {
     Box::pin(async move {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        // Without an answer, the Job may delete this pod, with its log.
+        let _ = timeout(LEAVING_LIMIT, wait_for_others(&pods, job, pod)).await;
         let api: Api<Job> = Api::namespaced(client.clone(), namespace);
         let name = names::master(job);
         let mut closed = Ok(());
@@ -72,6 +80,21 @@ pub fn close<'a>(
     })
 }
 
+/// Waits until the Job has counted the masters that are being deleted.
+async fn wait_for_others(pods: &Api<Pod>, job: &str, mine: &str) {
+    let masters = ListParams::default().labels(&names::role_selector(job, Role::Master));
+    while let Ok(masters) = pods.list(&masters).await
+        && is_other_leaving(mine, &masters.items)
+    {
+        tokio::time::sleep(LEAVING_PAUSE).await;
+    }
+}
+
+fn is_other_leaving(mine: &str, masters: &[Pod]) -> bool {
+    let is_leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    masters.iter().any(|pod| pod.metadata.name.as_deref() != Some(mine) && is_leaving(pod))
+}
+
 async fn close_once(api: &Api<Job>, name: &str) -> Result<(), kube::Error> {
     let Some(job) = api.get_opt(name).await? else { return Ok(()) };
     let patch = Patch::Merge(last_failure(&job));
@@ -81,7 +104,11 @@ async fn close_once(api: &Api<Job>, name: &str) -> Result<(), kube::Error> {
 /// The patch with which the next failure of a Job is its last. With a lower limit, the Job would
 /// delete the pod that still runs, with its log.
 fn last_failure(job: &Job) -> Value {
-    let n_failed = job.status.as_ref().and_then(|status| status.failed).unwrap_or(0);
+    let n_failed = job.status.as_ref().map_or(0, |status| {
+        let uncounted = status.uncounted_terminated_pods.as_ref();
+        let uncounted = uncounted.and_then(|pods| pods.failed.as_ref()).map_or(0, Vec::len);
+        status.failed.unwrap_or(0).saturating_add(i32::try_from(uncounted).unwrap_or(i32::MAX))
+    });
     json!({ "spec": { "backoffLimit": n_failed } })
 }
 
@@ -107,7 +134,9 @@ mod tests {
         assert!(is_deletion("me", &[pod("me", true, json!([]))]));
         assert!(!is_deletion("me", &[pod("me", false, json!([]))]), "it crashed");
         assert!(is_deletion("me", &[]), "deleted by force");
-        assert!(!is_deletion("me", &[successor]), "the node was lost, and has come back");
+        assert!(!is_deletion("me", &[successor.clone()]), "the node was lost, and has come back");
+        assert!(is_other_leaving("other", &[pod("me", true, json!([])), successor.clone()]));
+        assert!(!is_other_leaving("me", &[pod("me", true, json!([])), successor.clone()]));
         for reason in ["DeletionByTaintManager", "EvictionByEvictionAPI", "PreemptionByScheduler"] {
             assert!(!is_deletion("me", &[disrupted(reason)]), "{reason}");
         }
@@ -119,5 +148,7 @@ mod tests {
         let limit = |status| last_failure(&job(status))["spec"]["backoffLimit"].clone();
         assert_eq!(limit(json!({ "failed": 3 })), 3);
         assert_eq!(limit(json!({})), 0);
+        let uncounted = json!({ "failed": 1, "uncountedTerminatedPods": { "failed": ["uid"] } });
+        assert_eq!(limit(uncounted), 2);
     }
 }

@@ -5,6 +5,7 @@
 //! It makes no decisions about the job. A pod that cannot be created yet, because of a quota or
 //! missing permissions, is retried as long as the master needs it.
 
+mod departure;
 mod roster;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,12 +25,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
+use tokio_util::sync::CancellationToken;
 
 use crate::board::Board;
 use crate::calls::{Answer, Pods, wait_of};
 use crate::manifest::PodExtras;
 use crate::note::Grant;
 use crate::{facts, names};
+use departure::{Departure, Next};
 use roster::{Roster, Seen};
 
 /// How often overdue pods, retries and grace periods are checked.
@@ -57,6 +60,8 @@ pub struct Config {
     /// Whether a user has deleted the pod of the last master. If all others are deleted, too, the
     /// job is to stop.
     pub was_deleted: bool,
+    /// Cancelled when a user has deleted the pod of this master.
+    pub leaving: CancellationToken,
 }
 
 /// Why a platform stopped.
@@ -89,6 +94,7 @@ pub fn run(
         calls: JoinSet::new(),
         undeleted: Vec::new(),
         trouble: None,
+        departure: None,
         end: None,
     };
     Box::pin(platform.run(orders, events))
@@ -110,6 +116,8 @@ struct Platform {
     undeleted: Vec<Undeleted>,
     /// The last problem with the API server itself.
     trouble: Option<Wait>,
+    /// Set once a user has deleted the pod of this master: no pod is created any more.
+    departure: Option<Departure>,
     end: Option<End>,
 }
 
@@ -174,6 +182,7 @@ impl Platform {
                 }
                 _ = ticks.tick() => self.tick(Instant::now()),
             }
+            self.check_departure(Instant::now()).await;
             if let Some(end) = self.end {
                 return end;
             }
@@ -253,8 +262,11 @@ impl Platform {
         self.calls.spawn(self.pods.clone().delete(instance, uid, grace));
     }
 
-    /// Creates every pod that is due.
+    /// Creates every pod that is due, unless the next master decides about it.
     fn try_all(&mut self, now: Instant) {
+        if self.departure.is_some() {
+            return;
+        }
         for (instance, attempt) in &mut self.attempts {
             if attempt.is_under_way || attempt.not_before > now {
                 continue;
@@ -328,11 +340,14 @@ impl Platform {
             watcher::Event::InitDone => {
                 let is_first = !self.roster.is_listed();
                 let reports = self.roster.list_ends(Timestamp::now());
-                let is_stopped = is_first && self.config.was_deleted && self.roster.is_deleted();
-                if is_stopped { vec![Report::AllDeleted] } else { reports }
+                let is_stopped = is_first && self.config.was_deleted && self.roster.n_left() == 0;
+                if is_stopped { vec![Report::AllDeleted { within_ms: 0 }] } else { reports }
             }
         };
         self.report_all(reports).await;
+        if self.departure.is_some() {
+            return;
+        }
         for (instance, uid) in self.roster.strays() {
             if !self.attempts.contains_key(&instance) {
                 tracing::warn!(%instance, "deleting a pod that the job did not request");
@@ -344,7 +359,7 @@ impl Platform {
     fn seen(&mut self, pod: &Pod, now: Instant) -> Vec<Report> {
         let Some(seen) = seen(pod) else { return Vec::new() };
         if seen.instance.role == Role::Master {
-            self.check_master(pod, seen);
+            self.check_master(pod, seen, now);
             return Vec::new();
         }
         // It was created, although the answer was lost.
@@ -370,14 +385,20 @@ impl Platform {
     /// created: the next master decides. Its deletion is seen before that of pods deleted after it.
     /// The pod of the master before, which is still leaving, must go: the Service leads to it, and a
     /// node that is lost would keep it.
-    fn check_master(&mut self, pod: &Pod, seen: Seen) {
+    fn check_master(&mut self, pod: &Pod, seen: Seen, now: Instant) {
         let is_mine = self.is_my_pod(&seen);
         if !is_mine && self.config.master_uid.is_none() {
             return;
         }
         match seen.facts.state() {
+            // The next master waits for one that leaves.
+            _ if self.departure.is_some() => {}
             PodState::Waiting(_) | PodState::Running if !is_mine => {
                 self.end = Some(End::Superseded);
+            }
+            PodState::Leaving(Ended::Deleted) if is_mine => {
+                self.config.leaving.cancel();
+                self.departure = Some(Departure::new(seen.grace, now));
             }
             PodState::Leaving(_) if is_mine => self.end = Some(End::Superseded),
             PodState::Leaving(_) => {
@@ -387,6 +408,22 @@ impl Platform {
                 self.calls.spawn(call);
             }
             PodState::Waiting(_) | PodState::Running | PodState::Ended(_) => {}
+        }
+    }
+
+    /// Follows the deletion of this master's pod.
+    async fn check_departure(&mut self, now: Instant) {
+        let n_left = self.roster.n_left();
+        let Some(departure) = self.departure.as_mut().filter(|_| self.roster.is_listed()) else {
+            return;
+        };
+        match departure.next(n_left, now) {
+            Next::Wait => {}
+            Next::Save(within) => {
+                let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+                self.report_all(vec![Report::AllDeleted { within_ms }]).await;
+            }
+            Next::Exit => self.end = Some(End::Superseded),
         }
     }
 

@@ -127,7 +127,7 @@ pub(crate) fn find(folder: &Path, run: Option<RunId>) -> Vec<Checkpoint> {
     found
 }
 
-/// What the job needs to know of a checkpoint to go on from it.
+/// What the job needs to know about a checkpoint to continue from it.
 pub(crate) fn describe(checkpoint: Checkpoint) -> FoundCheckpoint {
     let folder = checkpoint.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Manifest { generation, version, exact, model, skipped, .. } = checkpoint.manifest;
@@ -189,7 +189,7 @@ pub(crate) fn join_parts(output: &Path, n_shards: u32, n_bytes: &AtomicU64) -> E
     }
 }
 
-/// Writes something. A panic is a failure like any other: else the job would wait for ever.
+/// Writes something. A panic is a failure like any other: else the job would wait forever.
 pub(crate) fn or_failed(
     write: impl FnOnce() -> Event,
     failed: impl FnOnce(String) -> Event,

@@ -83,7 +83,7 @@ impl History {
         serde_json::from_slice(&std::fs::read(job_dir.history()).ok()?).ok()
     }
 
-    /// The last loss that is known. A new master goes on from it.
+    /// The last known loss. A new master continues from it.
     pub(crate) fn loss(&self) -> Option<f32> {
         self.samples.iter().map(|sample| sample.loss).filter(|loss| loss.is_finite()).last()
     }
@@ -95,7 +95,7 @@ impl History {
         sample.into_iter().chain(event).min_by(f64::total_cmp)
     }
 
-    /// The job was resumed manually: no process of before is left.
+    /// The job was resumed manually: no earlier process is left.
     pub(crate) fn close_all(&mut self) {
         let at = self.saved_at;
         for process in self.processes.iter_mut().filter(|process| process.to.is_none()) {
@@ -140,7 +140,7 @@ impl History {
         self.record_processes(status, at_secs)
     }
 
-    /// Records the processes that are there; whether any has come, gone or changed.
+    /// Records the current processes; whether any has started, ended or changed.
     pub(crate) fn record_processes(&mut self, status: &JobStatus, now: f64) -> bool {
         let mut has_changed = false;
         let there: BTreeSet<(String, u32)> =

@@ -238,7 +238,7 @@ impl Shared {
     /// Admits callers with the token. A browser also names the page it acts for, which must be ours.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
         if let Some(origin) = headers.get(header::ORIGIN) {
-            // Bytes: an origin that is no text is not ours.
+            // Bytes: an origin that is not text is not ours.
             let host = headers.get(header::HOST).map_or(&b""[..], |host| host.as_bytes());
             let ours = [[b"http://", host].concat(), [b"https://", host].concat()];
             if host.is_empty() || !ours.iter().any(|ours| ours == origin.as_bytes()) {

@@ -77,7 +77,7 @@ pub struct Config {
     pub resume: bool,
     /// The address that others reach it at, if it listens everywhere.
     pub ip: Option<IpAddr>,
-    /// How long a master of before may still hold the job's store.
+    /// How long an earlier master may still hold the job's store.
     pub store_patience: Duration,
 }
 

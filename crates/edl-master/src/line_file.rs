@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-/// A file that would grow beyond this is moved to `NAME.1`, over the one before.
+/// A file that would grow beyond this is moved to `NAME.1`, which replaces the previous one.
 pub const MAX_BYTES: u64 = 64 << 20;
 
 /// A file that lines are added to.
@@ -21,7 +21,7 @@ impl LineFile {
         Self { path, max_bytes, open: None }
     }
 
-    /// Adds a line. What there is no room for on the disk is left out as a whole.
+    /// Adds a line. A line that does not fit on the disk is left out completely.
     pub fn add(&mut self, line: &str) -> io::Result<()> {
         let line = format!("{line}\n");
         let n_new = line.len() as u64;

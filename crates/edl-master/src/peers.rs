@@ -10,7 +10,7 @@ use edl_core::id::Incarnation;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// Commands waiting for one peer; a peer that lets so many pile up is disconnected.
+/// Commands waiting for one peer; a peer that lets this many pile up is disconnected.
 pub(crate) const QUEUE: usize = 4096;
 
 /// The sending half of a stream to a peer.

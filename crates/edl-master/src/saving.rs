@@ -18,7 +18,7 @@ const SAVE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Saves these facts before anything that follows. While the disk is full, the master says so in its
-    /// status and waits; to everybody else it looks like one that was stopped for a while.
+    /// status and waits; to all other processes it looks like one that was stopped for a while.
     pub(crate) async fn persist(&mut self, mut facts: Vec<Fact>) -> Result<(), Error> {
         facts.push(Fact::elapsed(self.job.elapsed(self.now()).as_secs_f64()));
         while let Err(error) = self.store.persist(&facts) {

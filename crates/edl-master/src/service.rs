@@ -273,7 +273,7 @@ async fn hello<M, H>(
     Ok((hello, messages))
 }
 
-/// Passes messages on until their stream ends, or one of them makes no sense: then why.
+/// Passes messages on until their stream ends or one of them is invalid; then returns why.
 async fn pass_on<M>(
     mut messages: Streaming<M>,
     from: InstanceId,

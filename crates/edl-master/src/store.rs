@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What survives a master: a small transactional file in the job's folder.
 //!
-//! Opening it takes the file's lock and the next term, so two masters can never both speak
-//! for a job on one machine. A store that is missing or damaged is made again: what counts of it is
-//! also in the manifests of the checkpoints.
+//! Opening it takes the file's lock and the next term, so two masters can never both act
+//! for a job on one machine. A store that is missing or damaged is recreated: its essential content
+//! is also in the manifests of the checkpoints.
 
 use std::fs::{self, File};
 use std::io;
@@ -123,7 +123,7 @@ impl Store {
         };
         let facts = match Facts::read(path, &database) {
             Err(error) if error.is_damage() => {
-                // Its lock would be kept beside that of the new one.
+                // Its lock would be kept in addition to that of the new one.
                 drop(database);
                 database = replace(path, &error)?;
                 Facts::default()
@@ -150,7 +150,7 @@ impl Store {
         Ok((store, Opened { term, run, durable, spec, fingerprint }))
     }
 
-    /// Remembers what the job may not change any more.
+    /// Stores what the job may no longer change.
     pub(crate) fn pin(&mut self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
         self.write(&[("spec", json(spec)), ("fingerprint", json(&fingerprint))], &[])
     }
@@ -269,7 +269,7 @@ fn remove_drafts(path: &Path) {
     let folder = path.parent().map(fs::read_dir).and_then(Result::ok);
     for entry in folder.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(DRAFT) {
-            // It does no harm; the next master tries again.
+            // This is harmless: the next master tries again.
             let _ = fs::remove_file(entry.path());
         }
     }

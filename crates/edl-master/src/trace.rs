@@ -49,7 +49,7 @@ pub(crate) struct Recorder {
 /// What ends a heal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Healed {
-    /// A world that trains on.
+    /// The next world trains.
     World,
     /// Servers that serve again.
     Servers,
@@ -152,7 +152,7 @@ impl Recorder {
             | EventKind::PeerLost
             | EventKind::PsLost
             | EventKind::WorkersLost
-            | EventKind::Torn => self.lost(*kind, text, now),
+            | EventKind::StepMismatch => self.lost(*kind, text, now),
             EventKind::WorkerJoined => self.healed(Healed::Worker, now),
             EventKind::World => {
                 if let Some((_, open)) = &mut self.world {

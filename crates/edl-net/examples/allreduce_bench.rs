@@ -187,7 +187,7 @@ fn start(name: &str, n_members: usize, folder: &str) -> Option<Team> {
     } else {
         Team::start(own(&|member| [numbers(member), vec![folder.clone()]].concat()))
     };
-    // Everybody says where it is and hears where all are.
+    // Every process announces its address and learns all others.
     let places = team.hear().join(" ");
     team.say(&places);
     team.hear();

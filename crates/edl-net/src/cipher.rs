@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Encryption of one direction of a connection.
 //!
-//! What is sent is cut into pieces: the header of a frame, then its payload in chunks. Each is
+//! Data is sent in pieces: the header of a frame, then its payload in chunks. Each is
 //! encrypted by AEGIS-128X2 and followed by its tag. The nonce of a piece is its number, so a piece
-//! fits only in its place: one that was altered, repeated, swapped or left out does not open.
+//! is valid only in its place: altered, repeated, swapped or missing pieces are detected.
 //! How long the next piece is follows from the header before it, which has been opened by then.
 //!
-//! A direction has its own key, so nothing that a side sends opens as something that it gets.
+//! A direction has its own key, so nothing that a side sends can be replayed to it.
 
 use std::ops::Deref;
 
@@ -15,7 +15,7 @@ use aegis::aegis128x2::Aegis128X2;
 use crate::frame::{HEADER_LEN, MAX_BLOCK, TAG_LEN};
 
 /// Longest chunk of a payload: a block between members, so theirs are always one chunk. It fits in
-/// the cache of a core, and nothing longer has to be kept until its tag is there.
+/// the cache of a core, and nothing longer has to be kept until its tag arrives.
 pub(crate) const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK as u64 == MAX_BLOCK, "a block is one chunk");
 /// What is encrypted of a header; its tag takes the place of the header's own.
@@ -55,7 +55,7 @@ impl Cipher {
         out.extend(&piece.finalize());
     }
 
-    /// Decrypts the next piece where it lies. Returns whether it is genuine; if not, it is erased.
+    /// Decrypts the next piece in place. Returns whether it is genuine; if not, it is erased.
     #[must_use]
     pub fn open(&mut self, piece: &mut [u8], tag: &[u8; TAG_LEN]) -> bool {
         self.next().decrypt_in_place(piece, tag, &[]).is_ok()
@@ -111,12 +111,12 @@ impl Deref for Buffer {
     }
 }
 
-/// How many bytes of tag follow a payload of so many bytes.
+/// How many bytes of tag follow a payload of this many bytes.
 pub(crate) fn n_tag(length: usize) -> usize {
     if length == 0 { 0 } else { TAG_LEN }
 }
 
-/// Cuts `parts`, one after the other, into chunks.
+/// Splits `parts`, one after the other, into chunks.
 pub(crate) fn chunks<'a>(parts: &[&'a [u8]]) -> Vec<Vec<&'a [u8]>> {
     let mut chunks: Vec<Vec<&[u8]>> = Vec::new();
     let mut space = 0;
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What became of a list of pieces on their way.
+    /// What happens to a list of pieces in transit.
     #[derive(Clone, Debug)]
     enum Change {
         Flip { at: usize, bit: u8 },
@@ -220,7 +220,7 @@ mod tests {
         }
 
         #[test]
-        fn chunks_are_full_but_for_the_last_and_hold_every_byte_in_order(
+        fn all_chunks_but_the_last_are_full_and_hold_every_byte_in_order(
             lengths in proptest::collection::vec(
                 prop_oneof![0..100_usize, CHUNK - 50..CHUNK + 50], 0..5),
         ) {

@@ -25,7 +25,7 @@ use crate::place::Place;
 use crate::proto::{self, master_client::MasterClient, ps_command, worker_command};
 use crate::tls;
 
-pub use follow::{Error, Failure, Follow, Job, Welcome};
+pub use follow::{Error, Failure, Follow, JobInfo, Welcome};
 
 /// TCP and TLS.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -106,7 +106,7 @@ impl<C: Command> Session<C> {
 
     /// The job, once a master has sent a welcome.
     #[must_use]
-    pub fn job(&self) -> Option<&Job> {
+    pub fn job(&self) -> Option<&JobInfo> {
         self.follow.job()
     }
 
@@ -172,7 +172,7 @@ impl<C: Command> Session<C> {
             command = stream.commands.message() => {
                 let Some(command) = command? else { return broken("the master closed the stream") };
                 if let Some(welcome) = command.welcome() {
-                    let Job { run, term, .. } = self.follow.welcome(welcome)?;
+                    let JobInfo { run, term, .. } = self.follow.welcome(welcome)?;
                     info!(%term, %run, "connected to the master");
                     self.config.place.master_answers(true);
                     stream.due = Instant::now();

@@ -32,7 +32,7 @@ const AT_STEP: u32 = 4;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FrameKind {
     /// Handshake, client: who it is, and its nonce.
     Hello = 1,
     /// Handshake, server: its nonce, and the proof that it holds the key.
@@ -51,13 +51,13 @@ pub enum Kind {
     Ack = 8,
     /// Server: a pull or push was not done, and why.
     Refused = 9,
-    /// Member: which member it is, and which one it wants to speak to.
+    /// Member: which member it is, and which one it wants to talk to.
     Join = 10,
     /// Member: has left every world before this one.
     Enter = 11,
     /// Member: its part of a small exchange.
     Exchange = 12,
-    /// Member: a blob of so many bytes follows.
+    /// Member: a blob of this many bytes follows.
     Blob = 13,
     /// Member: a block of the blob.
     Bytes = 14,
@@ -65,7 +65,7 @@ pub enum Kind {
     Part = 15,
     /// Member: a block of the sum of all nodes.
     Sum = 16,
-    /// Member: its shared memory; the descriptor travels beside it.
+    /// Member: its shared memory; the descriptor is sent along with it.
     Region = 17,
     /// Member: its nodes lie in its shared memory.
     Ready = 18,
@@ -78,7 +78,7 @@ pub enum Kind {
 /// The fixed part of every frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub run: RunId,
     /// Between members of a world, the number of that world.
     pub generation: Generation,
@@ -102,12 +102,12 @@ pub enum Error {
     #[error("unknown frame kind {0}")]
     Kind(u8),
     #[error("{kind:?} frame has {length} bytes; at most {limit} are allowed")]
-    Length { kind: Kind, length: u64, limit: u64 },
+    Length { kind: FrameKind, length: u64, limit: u64 },
     #[error("{0:?} frame is inconsistent: its parts do not add up")]
-    Parts(Kind),
+    Parts(FrameKind),
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         [
             Self::Hello,
@@ -184,7 +184,7 @@ impl Header {
         if theirs != PROTOCOL {
             return Err(Error::Version { ours: PROTOCOL, theirs });
         }
-        let kind = Kind::from_byte(bytes[6]).ok_or(Error::Kind(bytes[6]))?;
+        let kind = FrameKind::from_byte(bytes[6]).ok_or(Error::Kind(bytes[6]))?;
         let length = u64::from_le_bytes(array(bytes, 48));
         if length > kind.limit() {
             return Err(Error::Length { kind, length, limit: kind.limit() });
@@ -213,7 +213,7 @@ pub struct PullHead {
     /// How long the client waits for a round; in milliseconds on the wire.
     pub patience: Duration,
     pub min_round: Option<u64>,
-    /// The rows are wanted as they are after so many steps; excludes `min_round`.
+    /// The rows are wanted as they are after this many steps; excludes `min_round`.
     pub step: Option<u64>,
     pub partitions: Range<u32>,
     pub n_counts: u32,
@@ -250,16 +250,16 @@ impl PullHead {
         let is_at_step = flags & AT_STEP != 0;
         let n_counts = u32::from_le_bytes(array(bytes, 24));
         let ids = rest(length, &[Self::LEN as u64, 4 * u64::from(n_counts)]);
-        let n_ids = ids.filter(|ids| ids % 8 == 0).ok_or(Error::Parts(Kind::Pull))? / 8;
+        let n_ids = ids.filter(|ids| ids % 8 == 0).ok_or(Error::Parts(FrameKind::Pull))? / 8;
         Ok(Self {
             wants_dense: flags & WANTS_DENSE != 0,
             will_push: flags & WILL_PUSH != 0,
             patience: Duration::from_millis(u32::from_le_bytes(array(bytes, 4)).into()),
             min_round: round.filter(|_| !is_at_step),
             step: round.filter(|_| is_at_step),
-            partitions: range(bytes, 16, Kind::Pull)?,
+            partitions: range(bytes, 16, FrameKind::Pull)?,
             n_counts,
-            n_ids: size(n_ids, Kind::Pull)?,
+            n_ids: size(n_ids, FrameKind::Pull)?,
         })
     }
 }
@@ -324,10 +324,10 @@ impl PushHead {
             n_records: u32::from_le_bytes(array(bytes, 0)),
             n_counts,
             base_version: u64::from_le_bytes(array(bytes, 8)),
-            n_dense: size(n_dense, Kind::Push)?,
-            n_ids: size(n_ids, Kind::Push)?,
-            partitions: range(bytes, 32, Kind::Push)?,
-            n_grads: size(grads.ok_or(Error::Parts(Kind::Push))? / 4, Kind::Push)?,
+            n_dense: size(n_dense, FrameKind::Push)?,
+            n_ids: size(n_ids, FrameKind::Push)?,
+            partitions: range(bytes, 32, FrameKind::Push)?,
+            n_grads: size(grads.ok_or(Error::Parts(FrameKind::Push))? / 4, FrameKind::Push)?,
         })
     }
 }
@@ -359,9 +359,9 @@ impl PieceHead {
     pub fn decode(bytes: &[u8; Self::LEN], length: u64) -> Result<Self, Error> {
         let floats = rest(length, &[Self::LEN as u64]).filter(|floats| floats % 4 == 0);
         Ok(Self {
-            partitions: range(bytes, 0, Kind::Piece)?,
+            partitions: range(bytes, 0, FrameKind::Piece)?,
             version: u64::from_le_bytes(array(bytes, 8)),
-            n_floats: size(floats.ok_or(Error::Parts(Kind::Piece))? / 4, Kind::Piece)?,
+            n_floats: size(floats.ok_or(Error::Parts(FrameKind::Piece))? / 4, FrameKind::Piece)?,
         })
     }
 }
@@ -387,7 +387,7 @@ pub fn encode_refusal(refusal: &Refusal, sequence: u64) -> Vec<u8> {
 
 /// Reads a refusal's payload, and the number of the frame that is refused.
 pub fn decode_refusal(bytes: &[u8]) -> Result<(Refusal, u64), Error> {
-    let (head, text) = bytes.split_first_chunk::<24>().ok_or(Error::Parts(Kind::Refused))?;
+    let (head, text) = bytes.split_first_chunk::<24>().ok_or(Error::Parts(FrameKind::Refused))?;
     let text = || String::from_utf8_lossy(text).into_owned();
     let refusal = match u32::from_le_bytes(array(head, 0)) {
         1 => Refusal::Generation { current: Generation(u64::from_le_bytes(array(head, 8))) },
@@ -395,7 +395,7 @@ pub fn decode_refusal(bytes: &[u8]) -> Result<(Refusal, u64), Error> {
         3 => Refusal::Waited(text()),
         4 => Refusal::Other(text()),
         5 => Refusal::StepMismatch(text()),
-        _ => return Err(Error::Parts(Kind::Refused)),
+        _ => return Err(Error::Parts(FrameKind::Refused)),
     };
     Ok((refusal, u64::from_le_bytes(array(head, 16))))
 }
@@ -412,11 +412,11 @@ fn rest(length: u64, parts: &[u64]) -> Option<u64> {
     parts.iter().try_fold(length, |left, part| left.checked_sub(*part))
 }
 
-fn size(n: u64, kind: Kind) -> Result<usize, Error> {
+fn size(n: u64, kind: FrameKind) -> Result<usize, Error> {
     usize::try_from(n).map_err(|_| Error::Parts(kind))
 }
 
-fn range<const M: usize>(bytes: &[u8; M], at: usize, kind: Kind) -> Result<Range<u32>, Error> {
+fn range<const M: usize>(bytes: &[u8; M], at: usize, kind: FrameKind) -> Result<Range<u32>, Error> {
     let start = u32::from_le_bytes(array(bytes, at));
     let end = u32::from_le_bytes(array(bytes, at + 4));
     if start <= end { Ok(start..end) } else { Err(Error::Parts(kind)) }
@@ -430,7 +430,7 @@ mod tests {
 
     fn header() -> Header {
         Header {
-            kind: Kind::Push,
+            kind: FrameKind::Push,
             run: RunId([9; 16]),
             generation: Generation(3),
             sequence: 4,
@@ -458,7 +458,7 @@ mod tests {
         let mut bytes = header().encode();
         bytes[48..56].copy_from_slice(&(MAX_PAYLOAD + 1).to_le_bytes());
         assert!(matches!(Header::decode(&bytes), Err(Error::Length { .. })));
-        bytes[6] = Kind::Ack as u8;
+        bytes[6] = FrameKind::Ack as u8;
         bytes[48..56].copy_from_slice(&(MAX_SMALL_PAYLOAD + 1).to_le_bytes());
         assert!(matches!(Header::decode(&bytes), Err(Error::Length { .. })));
         bytes[6] = 77;
@@ -472,10 +472,16 @@ mod tests {
         let push = PushHead { n_counts: 2, n_ids: 3, n_dense: 5, ..PushHead::default() };
         let needed = (PushHead::LEN + 2 * 4 + 3 * 8 + 5 * 4) as u64;
         assert_eq!(PushHead::decode(&push.encode(), needed + 8).unwrap().n_grads, 2);
-        assert_eq!(PushHead::decode(&push.encode(), needed - 4), Err(Error::Parts(Kind::Push)));
-        assert_eq!(PushHead::decode(&push.encode(), needed + 3), Err(Error::Parts(Kind::Push)));
+        assert_eq!(
+            PushHead::decode(&push.encode(), needed - 4),
+            Err(Error::Parts(FrameKind::Push))
+        );
+        assert_eq!(
+            PushHead::decode(&push.encode(), needed + 3),
+            Err(Error::Parts(FrameKind::Push))
+        );
         let greedy = PushHead { n_ids: usize::MAX, n_dense: usize::MAX, ..push };
-        assert_eq!(PushHead::decode(&greedy.encode(), needed), Err(Error::Parts(Kind::Push)));
+        assert_eq!(PushHead::decode(&greedy.encode(), needed), Err(Error::Parts(FrameKind::Push)));
     }
 
     proptest! {

@@ -14,7 +14,7 @@ use edl_tensor::push::Body;
 use crate::data::server::{self, PullRequest, PushRequest};
 use crate::data::session::{Connection, Party};
 use crate::frame::{
-    HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, decode_refusal, encode_refusal,
+    FrameKind, HEADER_LEN, Header, PieceHead, PullHead, PushHead, decode_refusal, encode_refusal,
 };
 use crate::handshake::{Challenge, ClientId, Encryption, Hello, Join, Role};
 use crate::key::JobKey;
@@ -35,17 +35,17 @@ pub fn frame(bytes: &[u8]) {
     let Ok(header) = Header::decode(head) else { return };
     assert_eq!(Header::decode(&header.encode()), Ok(header.clone()));
     match header.kind {
-        Kind::Hello => {
+        FrameKind::Hello => {
             if let Some(Ok(hello)) = payload.first_chunk().map(Hello::decode) {
                 assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
             }
         }
-        Kind::Challenge => {
+        FrameKind::Challenge => {
             if let Some(Ok(challenge)) = payload.first_chunk().map(Challenge::decode) {
                 assert_eq!(Challenge::decode(&challenge.encode()), Ok(challenge));
             }
         }
-        Kind::Pull => {
+        FrameKind::Pull => {
             let read = |head| PullHead::decode(head, header.length);
             if let Some(Ok(pull)) = payload.first_chunk().map(read) {
                 assert_eq!(read(&pull.encode()), Ok(pull.clone()));
@@ -53,7 +53,7 @@ pub fn frame(bytes: &[u8]) {
                 assert_eq!(parts as u64, header.length);
             }
         }
-        Kind::Push => {
+        FrameKind::Push => {
             let read = |head| PushHead::decode(head, header.length);
             if let Some(Ok(push)) = payload.first_chunk().map(read) {
                 assert_eq!(read(&push.encode()), Ok(push.clone()));
@@ -62,38 +62,38 @@ pub fn frame(bytes: &[u8]) {
                 assert_eq!(parts as u64, header.length);
             }
         }
-        Kind::Piece => {
+        FrameKind::Piece => {
             let read = |head| PieceHead::decode(head, header.length);
             if let Some(Ok(piece)) = payload.first_chunk().map(read) {
                 assert_eq!((PieceHead::LEN + 4 * piece.n_floats) as u64, header.length);
             }
         }
-        Kind::Refused => {
+        FrameKind::Refused => {
             if let Ok((refusal, sequence)) = decode_refusal(payload) {
-                // Lossy text may grow past the limit and be cut, so only the numbers are equal.
+                // Lossy text may grow past the limit and be truncated; only the numbers are equal.
                 let again =
                     decode_refusal(&encode_refusal(&refusal, sequence)).map(|(_, number)| number);
                 assert_eq!(again, Ok(sequence));
             }
         }
-        Kind::Join => {
+        FrameKind::Join => {
             if let Some(Ok(join)) = payload.first_chunk().map(Join::decode) {
                 assert_eq!(Join::decode(&join.encode()), Ok(join));
             }
         }
-        Kind::Proof
-        | Kind::Accepted
-        | Kind::Ack
-        | Kind::Enter
-        | Kind::Exchange
-        | Kind::Blob
-        | Kind::Bytes
-        | Kind::Part
-        | Kind::Sum
-        | Kind::Region
-        | Kind::Ready
-        | Kind::Summed
-        | Kind::Waiting => {}
+        FrameKind::Proof
+        | FrameKind::Accepted
+        | FrameKind::Ack
+        | FrameKind::Enter
+        | FrameKind::Exchange
+        | FrameKind::Blob
+        | FrameKind::Bytes
+        | FrameKind::Part
+        | FrameKind::Sum
+        | FrameKind::Region
+        | FrameKind::Ready
+        | FrameKind::Summed
+        | FrameKind::Waiting => {}
     }
 }
 
@@ -123,7 +123,7 @@ pub fn relay(bytes: &[u8]) {
             let head = push_head().encode();
             connection
                 .sender
-                .send(Kind::Push, GENERATION, BatchId::default(), &[&head, floats])
+                .send(FrameKind::Push, GENERATION, BatchId::default(), &[&head, floats])
                 .ok()
         });
         scope.spawn(|| forward(&client_end, &server_end, bytes, 0));

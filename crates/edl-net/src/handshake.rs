@@ -19,7 +19,7 @@
 use edl_core::id::{Incarnation, RunId, WorkerId};
 
 use crate::cipher::Cipher;
-use crate::frame::{Error, Kind, array};
+use crate::frame::{Error, FrameKind, array};
 use crate::key::{self, JobKey};
 use crate::seal::{Guard, Seal};
 
@@ -148,7 +148,7 @@ impl Encryption {
 }
 
 impl Offer {
-    fn decode(byte: u8, kind: Kind) -> Result<Self, Error> {
+    fn decode(byte: u8, kind: FrameKind) -> Result<Self, Error> {
         match byte {
             0 => Ok(Self::Refuses),
             1 => Ok(Self::Accepts),
@@ -182,9 +182,9 @@ impl Hello {
             1 => Role::Pull,
             2 => Role::Push,
             3 => Role::Member,
-            _ => return Err(Error::Parts(Kind::Hello)),
+            _ => return Err(Error::Parts(FrameKind::Hello)),
         };
-        let offer = Offer::decode(bytes[1], Kind::Hello)?;
+        let offer = Offer::decode(bytes[1], FrameKind::Hello)?;
         Ok(Self { role, offer, client: ClientId(array(bytes, 8)), nonce: array(bytes, 24) })
     }
 }
@@ -212,7 +212,7 @@ impl Join {
         let is_shared = match bytes[32] {
             0 => false,
             1 => true,
-            _ => return Err(Error::Parts(Kind::Join)),
+            _ => return Err(Error::Parts(FrameKind::Join)),
         };
         Ok(Self {
             from: member(0, 8),
@@ -236,7 +236,7 @@ impl Challenge {
     }
 
     pub fn decode(bytes: &[u8; Self::LEN]) -> Result<Self, Error> {
-        let offer = Offer::decode(bytes[64], Kind::Challenge)?;
+        let offer = Offer::decode(bytes[64], FrameKind::Challenge)?;
         Ok(Self { nonce: array(bytes, 0), proof: array(bytes, 32), offer })
     }
 }
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(offers(Some(false)), [Refuses, Refuses]);
     }
 
-    /// What a direction makes of equal bytes.
+    /// How a direction encodes equal bytes.
     fn mark(guard: Guard) -> Vec<u8> {
         match guard {
             Guard::Tagged(seal) => seal.begin().tag().into(),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directions_of_a_session_have_keys_of_their_own() {
+    fn each_direction_of_a_session_has_its_own_keys() {
         let sessions =
             [session(1, 2, 3, 4, false), session(1, 2, 3, 4, true), offering(Requires, Accepts)];
         for session in sessions {
@@ -425,10 +425,10 @@ mod tests {
         for (at, byte) in [(0, 4), (1, 3)] {
             let mut bytes = hello(7, Accepts).encode();
             bytes[at] = byte;
-            assert_eq!(Hello::decode(&bytes), Err(Error::Parts(Kind::Hello)));
+            assert_eq!(Hello::decode(&bytes), Err(Error::Parts(FrameKind::Hello)));
         }
         let mut bytes = Challenge { nonce: [1; 32], proof: [2; 32], offer: Accepts }.encode();
         bytes[64] = 3;
-        assert_eq!(Challenge::decode(&bytes), Err(Error::Parts(Kind::Challenge)));
+        assert_eq!(Challenge::decode(&bytes), Err(Error::Parts(FrameKind::Challenge)));
     }
 }

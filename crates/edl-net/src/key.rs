@@ -73,7 +73,7 @@ impl JobKey {
         write().map_err(|source| Error::Write { path: path.into(), source })
     }
 
-    /// What lets a person change the job on its page. It opens nothing else.
+    /// The token that allows a user to change the job on its page. It gives access to nothing else.
     #[must_use]
     pub fn page_token(&self) -> String {
         self.derive("page").iter().take(16).map(|byte| format!("{byte:02x}")).collect()
@@ -85,7 +85,7 @@ impl JobKey {
         blake3::hash(token.as_bytes()) == blake3::hash(self.page_token().as_bytes())
     }
 
-    /// A key for one purpose. Knowing it tells nothing about the job's key or other purposes.
+    /// A key for one purpose. It reveals nothing about the job's key or the keys of other purposes.
     #[must_use]
     pub(crate) fn derive(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(&format!("elasticdl v1 {purpose}"), &self.0)
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn purposes_have_keys_of_their_own() {
+    fn each_purpose_has_its_own_key() {
         let key = JobKey::from_bytes([1; 32]);
         assert_ne!(key.derive("a"), key.derive("b"));
         assert_ne!(key.derive("a"), JobKey::from_bytes([2; 32]).derive("a"));

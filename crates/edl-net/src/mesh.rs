@@ -38,11 +38,11 @@ use edl_core::lanes::Span;
 
 use self::connector::Connector;
 use self::drive::Members;
-use self::entry::Entry;
+use self::entry::WorldEntry;
 use self::exchange::Exchange;
 use self::link::Link;
 use self::listen::Listener;
-use self::plan::Plan;
+use self::plan::ReducePlan;
 use self::reduce::{Phases, Reduce, Task};
 use self::storage::Storage;
 use self::transfer::Transfer;
@@ -60,7 +60,7 @@ pub const MAX_MEMBERS: usize = 64;
 pub const MAX_EXCHANGE: usize = 4096;
 
 /// Called at the exact points of a sum, with its step.
-pub type PhaseHook = Box<dyn FnMut(Phase, u64) + Send>;
+pub type PhaseHook = Box<dyn FnMut(ReducePhase, u64) + Send>;
 
 pub struct MeshConfig {
     pub key: JobKey,
@@ -74,7 +74,7 @@ pub struct MeshConfig {
     /// Forces one transport.
     pub transport: Option<Transport>,
     pub encryption: Encryption,
-    /// A peer that owes us bytes and sends none for so long is lost.
+    /// A peer that owes us bytes and sends none for this long is lost.
     pub silence: Duration,
     pub on_phase: Option<PhaseHook>,
 }
@@ -98,7 +98,7 @@ pub enum Dtype {
 
 /// The points of a sum, in order. Each is reached once, by every member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum ReducePhase {
     /// Nothing has left this member.
     BeforeSend,
     /// Half of its nodes are on their way.
@@ -146,14 +146,14 @@ pub struct Mesh {
     listener: Listener,
     silence: Duration,
     on_phase: Option<PhaseHook>,
-    world: Option<World>,
+    world: Option<EnteredWorld>,
     storage: Storage,
     /// Blocks of peers that wait to be added, kept from sum to sum.
     windows: Vec<Vec<f32>>,
 }
 
 /// The world that was entered, and the links with its members.
-struct World {
+struct EnteredWorld {
     id: WorldId,
     me: usize,
     members: Vec<Peer>,
@@ -190,7 +190,7 @@ impl fmt::Display for Transport {
     }
 }
 
-impl Phase {
+impl ReducePhase {
     pub const ALL: [Self; 5] =
         [Self::BeforeSend, Self::HalfSent, Self::Reducing, Self::BeforeGather, Self::After];
 
@@ -238,7 +238,8 @@ impl Mesh {
         })
     }
 
-    /// `host:port` as bound. Who listens everywhere must name a host that others can reach.
+    /// `host:port` as bound. A process that listens on all addresses must announce a host that
+    /// others can reach.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.listener.address
@@ -260,7 +261,7 @@ impl Mesh {
         self.blocked.clone()
     }
 
-    /// Links with members of a world to come, in the background.
+    /// Links with members of a future world, in the background.
     pub fn prepare(&mut self, peers: &[Peer]) {
         let links = self.world.iter().flat_map(|world| world.links.iter().flatten());
         entry::prepare(&self.connector, links, peers);
@@ -287,11 +288,11 @@ impl Mesh {
             blocked: &self.blocked,
             silence: self.silence,
         };
-        let entered = Entry::new(&self.connector, me, &peers).pass(&mut members);
+        let entered = WorldEntry::new(&self.connector, me, &peers).pass(&mut members);
         self.blocked.set(false);
-        // Also after an error: links that are there serve the next world.
+        // Also after an error: existing links serve the next world.
         self.windows.resize_with(peers.len(), Vec::new);
-        self.world = Some(World { id: world, me, members: peers, links });
+        self.world = Some(EnteredWorld { id: world, me, members: peers, links });
         entered
     }
 
@@ -380,7 +381,7 @@ impl Mesh {
     ) -> Result<(), Error> {
         let world = self.world.as_mut().expect("a world was entered");
         let spans: Vec<Span> = world.members.iter().map(|member| member.span.clone()).collect();
-        let plan = Plan::new(n_active, &spans, out.len());
+        let plan = ReducePlan::new(n_active, &spans, out.len());
         let task = Task { world: world.id, me: world.me, step, divisor, dtype };
         let mine = self.storage.mine(plan.nodes[world.me].len(), out.len());
         let phases = Phases { hook: &mut self.on_phase, step, n_reached: 0 };
@@ -402,7 +403,7 @@ impl Drop for Mesh {
     }
 }
 
-impl World {
+impl EnteredWorld {
     fn shares_memory(&self) -> bool {
         self.links.iter().flatten().any(|link| link.transport == Transport::SharedMemory)
     }

@@ -3,7 +3,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More is not claimed: programs that model code starts may visit every possible descriptor.
+/// The limit is not raised further: programs that model code starts may iterate over every
+/// possible descriptor.
 const MOST: u64 = 65_536;
 
 /// Raises the limit as far as this process is allowed to. The usual 1,024 is for programs that use

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Spans for a collector that speaks the OpenTelemetry protocol over gRPC.
+//! Sends spans to a collector with the OpenTelemetry protocol over gRPC.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl KeyValue {
         Self::of(key, any_value::Value::StringValue(value.into()))
     }
 
-    /// One that is too large for the protocol is told as the largest.
+    /// A value that is too large for the protocol is sent as the maximum.
     #[must_use]
     pub fn number(key: &str, value: u64) -> Self {
         Self::of(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))

@@ -13,7 +13,7 @@ pub struct Place {
     pub pid: u32,
     /// The address that others reach it at; otherwise that which leads to the master.
     pub ip: Option<IpAddr>,
-    /// A folder of its own for sockets; otherwise the job's folder, which all its processes see.
+    /// A separate folder for sockets; otherwise the job's folder, which all its processes see.
     pub sockets: Option<PathBuf>,
     /// Gets whether the master answers.
     pub master_answers: Option<watch::Sender<bool>>,

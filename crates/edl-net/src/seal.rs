@@ -7,9 +7,9 @@
 //!
 //! A Unix socket in a private folder (mode 0700) cannot be read by other users. Its frames carry an
 //! XXH3 checksum, seeded by the session's key: it finds damage and frames of other sessions, also
-//! where the processor has no AES instructions, but is no proof against a forger.
+//! where the processor has no AES instructions, but does not prevent forgery.
 //!
-//! Frames that are encrypted ([`crate::cipher`]) have tags of their own.
+//! Encrypted frames ([`crate::cipher`]) have their own tags.
 
 use aegis::aegis128x2::Aegis128X2Mac;
 use twox_hash::XxHash3_128;
@@ -34,7 +34,7 @@ pub enum Seal {
     Checksum { seed: u64 },
 }
 
-/// A tag in the making.
+/// A tag that is being computed.
 pub enum Hasher {
     Keyed(Box<Aegis128X2Mac<TAG_LEN>>),
     Checksum(Box<XxHash3_128>),
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_depends_on_every_byte_and_on_the_key_but_not_on_the_cut() {
+    fn a_tag_depends_on_every_byte_and_the_key_but_not_on_the_pieces() {
         for is_local in [false, true] {
             let tag = |key: u8, parts: &[&[u8]]| {
                 let mut hasher = Seal::new([key; 32], is_local).begin();

@@ -31,13 +31,13 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The strangers at the listeners of one process.
 pub struct Strangers {
     max: usize,
-    open: Mutex<Open>,
+    admitted: Mutex<Admitted>,
 }
 
 type Close = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Open {
+struct Admitted {
     next: u64,
     by_age: BTreeMap<u64, Close>,
     lines: LineLimit,
@@ -57,18 +57,19 @@ impl Strangers {
     }
 
     fn at_most(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, open: Mutex::default() })
+        Arc::new(Self { max, admitted: Mutex::default() })
     }
 
     /// Admits a stranger. `close` ends its connection, if newer ones need its place.
     #[must_use]
     pub fn admit(self: &Arc<Self>, close: impl FnOnce() + Send + 'static) -> Place {
-        let mut open = self.open();
-        let oldest = (open.by_age.len() >= self.max).then(|| open.by_age.pop_first()).flatten();
-        let number = open.next;
-        open.next += 1;
-        open.by_age.insert(number, Box::new(close));
-        drop(open);
+        let mut admitted = self.admitted();
+        let oldest =
+            (admitted.by_age.len() >= self.max).then(|| admitted.by_age.pop_first()).flatten();
+        let number = admitted.next;
+        admitted.next += 1;
+        admitted.by_age.insert(number, Box::new(close));
+        drop(admitted);
         if let Some((_, close)) = oldest {
             close();
         }
@@ -89,11 +90,11 @@ impl Strangers {
     }
 
     fn next_line(&self) -> Option<u64> {
-        self.open().lines.next(Instant::now())
+        self.admitted().lines.next(Instant::now())
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().expect("the lock on the strangers is poisoned")
+    fn admitted(&self) -> MutexGuard<'_, Admitted> {
+        self.admitted.lock().expect("the lock on the strangers is poisoned")
     }
 }
 
@@ -106,7 +107,7 @@ fn warn(what: &str, peer: &str, reason: impl Display, left_out: u64) {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.strangers.open().by_age.remove(&self.number);
+        self.strangers.admitted().by_age.remove(&self.number);
     }
 }
 

@@ -2,8 +2,8 @@
 //! TLS of the control plane, made from the job's key alone.
 //!
 //! Both sides derive the same authority and the same leaf certificate, so no file is exchanged
-//! and none is kept. The server demands a certificate of the job's authority too: who lacks the
-//! key, or holds another job's, fails in the handshake and reaches no service.
+//! and none is kept. The server also requires a certificate of the job's authority: a peer without
+//! the key, or with another job's, fails in the handshake and reaches no service.
 
 use std::io;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ use crate::isolation::Gate;
 use crate::key::JobKey;
 use crate::strangers::{Place, Strangers};
 
-/// The name in the certificate. Addresses come and go; who answers is proven by the key.
+/// The name in the certificate. Addresses change; the key proves the peer's identity.
 const SERVER_NAME: &str = "job.elasticdl";
 /// How often an idle connection is tried.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
@@ -245,7 +245,7 @@ async fn dial(uri: Uri) -> io::Result<TokioIo<Gate<TcpStream>>> {
 pub(crate) fn choose_provider() {
     static CHOSEN: Once = Once::new();
     CHOSEN.call_once(|| {
-        // An error means that the program has chosen already, which is as good.
+        // An error means that the program has already chosen one, which is just as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }

@@ -3,7 +3,7 @@
 //!
 //! A [`Sender`] and a [`Receiver`] are the two directions of one connection. Payloads go
 //! straight from and into the caller's memory. Any doubt about a frame (another run, a wrong
-//! sequence number or tag) ends the connection: there is no way to go on after it.
+//! sequence number or tag) ends the connection, because it cannot continue after that.
 //!
 //! Encrypted payloads are sent and read in chunks: a chunk is on its way while the next one is
 //! encrypted, and is decrypted while the next one arrives. A connection keeps memory for one chunk
@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 
 use self::encrypted::Encrypted;
 use crate::cipher::{self, Buffer};
-use crate::frame::{self, HEADER_LEN, Header, Kind, TAG_LEN};
+use crate::frame::{self, FrameKind, HEADER_LEN, Header, TAG_LEN};
 use crate::isolation;
 use crate::key;
 use crate::seal::{Guard, Hasher};
@@ -43,7 +43,7 @@ const SOCKET_BUFFER: usize = 512 << 10;
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(2), 5);
 /// Read at once: what is hashed next is then still in the cache.
 const READ_CHUNK: usize = 128 << 10;
-/// Memory that is claimed for a part of a payload of which nothing has arrived.
+/// Memory that is allocated for a part of a payload of which nothing has arrived.
 const FIRST_CLAIM: usize = 256 << 10;
 
 /// Why a call over the data plane failed.
@@ -371,7 +371,7 @@ impl Sender {
     /// Sends one frame whose payload is `parts`, one after the other.
     pub fn send(
         &mut self,
-        kind: Kind,
+        kind: FrameKind,
         generation: Generation,
         batch: BatchId,
         parts: &[&[u8]],
@@ -457,17 +457,17 @@ pub struct Receiver {
     /// For everything, however many bytes come: a peer cannot extend it.
     deadline: Option<Instant>,
     /// The frame being read.
-    open: Option<Open>,
-    /// A chunk that several parts of a payload lie in, decrypted.
+    incoming: Option<IncomingFrame>,
+    /// A decrypted chunk that contains several parts of a payload.
     chunk: Vec<u8>,
 }
 
-struct Open {
+struct IncomingFrame {
     sequence: u64,
     tag: [u8; TAG_LEN],
     /// What is hashed of a frame with a tag.
     hasher: Option<Hasher>,
-    /// Bytes of the payload that have not been handed out.
+    /// Bytes of the payload that have not been returned yet.
     left: u64,
     /// Those of them that are in the chunk, at its end.
     n_decrypted: usize,
@@ -482,8 +482,8 @@ impl Receiver {
     /// For a process that does not know its run yet.
     #[must_use]
     pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
-        let (run, guard, deadline, open, chunk) = (None, None, None, None, Vec::new());
-        Self { stream, run, guard, next: 0, patience, deadline, open, chunk }
+        let (run, guard, deadline, incoming, chunk) = (None, None, None, None, Vec::new());
+        Self { stream, run, guard, next: 0, patience, deadline, incoming, chunk }
     }
 
     /// From now on, all receiving ends at this time.
@@ -518,7 +518,7 @@ impl Receiver {
     /// # Panics
     /// If the frame before was not finished.
     pub fn header(&mut self, idle: &mut dyn FnMut() -> Result<(), Error>) -> Result<Header, Error> {
-        assert!(self.open.is_none(), "the frame before is finished");
+        assert!(self.incoming.is_none(), "the frame before is finished");
         let mut bytes = [0; HEADER_LEN];
         let n_first = loop {
             check(self.deadline)?;
@@ -550,30 +550,30 @@ impl Receiver {
             Some(Guard::Encrypted(_)) | None => None,
         };
         let (sequence, tag, left) = (header.sequence, header.tag, header.length);
-        self.open = Some(Open { sequence, tag, hasher, left, n_decrypted: 0 });
+        self.incoming = Some(IncomingFrame { sequence, tag, hasher, left, n_decrypted: 0 });
         Ok(header)
     }
 
     /// Reads the next part of the payload into `out`, which must not be used before `finish`.
     pub fn fill<T: Pod>(&mut self, out: &mut [T]) -> Result<(), Error> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
-        let mut open = self.open.take().ok_or(Error::Closed)?;
-        if open.left < bytes.len() as u64 {
-            return Err(Error::Forged { sequence: open.sequence });
+        let mut frame = self.incoming.take().ok_or(Error::Closed)?;
+        if frame.left < bytes.len() as u64 {
+            return Err(Error::Forged { sequence: frame.sequence });
         }
         if let Some(Guard::Encrypted(cipher)) = &mut self.guard {
             let source = Encrypted { stream: &self.stream, patience: self.patience, cipher };
-            source.fill(&mut open, &mut self.chunk, bytes)?;
+            source.fill(&mut frame, &mut self.chunk, bytes)?;
         } else {
-            self.read(bytes, open.hasher.as_mut())?;
-            open.left -= bytes.len() as u64;
+            self.read(bytes, frame.hasher.as_mut())?;
+            frame.left -= bytes.len() as u64;
         }
-        self.open = Some(open);
+        self.incoming = Some(frame);
         Ok(())
     }
 
     /// Reads the next `n` numbers of the payload into `numbers`, which must not be used before
-    /// `finish`. Memory grows with what has arrived, so a length alone claims little.
+    /// `finish`. Memory grows with the bytes that arrive, so a length alone allocates little.
     pub fn fill_vec<T: Pod>(&mut self, numbers: &mut Vec<T>, n: usize) -> Result<(), Error> {
         numbers.truncate(n);
         let mut n_read = 0;
@@ -590,10 +590,10 @@ impl Receiver {
 
     /// Checks that the frame is at its end and that its tag fits.
     pub fn finish(&mut self) -> Result<(), Error> {
-        let open = self.open.take().ok_or(Error::Closed)?;
-        let is_genuine = open.hasher.is_none_or(|hasher| hasher.matches(open.tag));
-        if open.left != 0 || !is_genuine {
-            return Err(Error::Forged { sequence: open.sequence });
+        let frame = self.incoming.take().ok_or(Error::Closed)?;
+        let is_genuine = frame.hasher.is_none_or(|hasher| hasher.matches(frame.tag));
+        if frame.left != 0 || !is_genuine {
+            return Err(Error::Forged { sequence: frame.sequence });
         }
         if self.guard.is_some() {
             self.next += 1;
@@ -604,7 +604,9 @@ impl Receiver {
     /// Discards what is left of the frame, and finishes it.
     pub fn skip(&mut self) -> Result<(), Error> {
         let mut scratch = [0_u8; 4096];
-        while let Some(left) = self.open.as_ref().map(|open| open.left).filter(|left| *left > 0) {
+        while let Some(left) =
+            self.incoming.as_ref().map(|frame| frame.left).filter(|left| *left > 0)
+        {
             let n = usize::try_from(left).unwrap_or(usize::MAX).min(scratch.len());
             self.fill(&mut scratch[..n])?;
         }
@@ -613,7 +615,7 @@ impl Receiver {
 
     /// Reads what is left of a small frame and finishes it.
     pub fn small(&mut self) -> Result<Vec<u8>, Error> {
-        let left = self.open.as_ref().map_or(0, |open| open.left);
+        let left = self.incoming.as_ref().map_or(0, |frame| frame.left);
         let mut bytes = vec![0; usize::try_from(left).unwrap_or(0)];
         self.fill(&mut bytes)?;
         self.finish()?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, Incarnation, RunId, WorkerId, WorldId};
-use edl_net::frame::Kind;
+use edl_net::frame::FrameKind;
 use edl_net::handshake::Encryption;
 use edl_net::isolation;
 use edl_net::key::JobKey;
@@ -23,7 +23,7 @@ const SHORT: Duration = Duration::from_millis(300);
 const RUN: RunId = RunId([7; 16]);
 
 fn send(sender: &mut Sender) -> Result<(), Error> {
-    sender.send(Kind::Accepted, Generation(0), BatchId::default(), &[])
+    sender.send(FrameKind::Accepted, Generation(0), BatchId::default(), &[])
 }
 
 /// Waits one tick for a frame.

@@ -10,7 +10,7 @@ use edl_core::platform::Role;
 use edl_core::spec::JobSpec;
 use edl_core::text::counted;
 use edl_kube::note::Grant;
-use edl_sched::plan::{Change, Placing, Plan};
+use edl_sched::plan::{AllocationPlan, Change, Placing};
 use edl_sched::snapshot::Job;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -65,7 +65,7 @@ pub struct JobEvent {
 
 /// All actions, in the order in which they are performed.
 #[must_use]
-pub fn actions(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<JobAction> {
+pub fn actions(observed: &Observed, plan: &AllocationPlan, now: Timestamp) -> Vec<JobAction> {
     let mut all = Vec::new();
     for view in observed.jobs.values() {
         let mut actions = Vec::new();
@@ -91,7 +91,12 @@ fn target(view: &JobView) -> Target {
 }
 
 /// Decides about one job, and adds the actions for it to `actions`.
-fn decide(view: &JobView, observed: &Observed, plan: &Plan, actions: &mut Vec<Action>) -> Outcome {
+fn decide(
+    view: &JobView,
+    observed: &Observed,
+    plan: &AllocationPlan,
+    actions: &mut Vec<Action>,
+) -> Outcome {
     let change = plan.change_of(view.id);
     let why = change.map(|change| observed.names.reasons(&change.reasons)).unwrap_or_default();
     let waiting = plan.waiting.get(&view.id);

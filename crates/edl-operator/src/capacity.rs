@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use edl_sched::names::Names;
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{Job, JobId, Node, NodeId, NodeState, QueueId, Snapshot};
 use edl_sched::state::Options;
@@ -52,7 +52,7 @@ impl Sums {
 }
 
 impl<'a> Capacity<'a> {
-    pub(crate) fn new(observed: &'a Observed, plan: &'a Plan) -> Self {
+    pub(crate) fn new(observed: &'a Observed, plan: &'a AllocationPlan) -> Self {
         let after = edl_sched::applied(&observed.snapshot, plan);
         let sums = Sums::new(&after);
         Self { after, sums, options: &plan.state.options, names: &observed.names }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 
 use crate::capacity::Capacity;
 use crate::observe::{JobStage, JobView, Observed};
@@ -12,7 +12,7 @@ const HEAD: [&str; 5] = ["JOB", "WORKERS", "MIN", "MAX", "WHY"];
 
 /// All jobs: workers now and planned, limits, and why.
 #[must_use]
-pub fn table(observed: &Observed, plan: &Plan) -> String {
+pub fn table(observed: &Observed, plan: &AllocationPlan) -> String {
     let mut rows = vec![HEAD.map(str::to_owned)];
     for view in observed.jobs.values() {
         let (min, max) = view.limits().map_or((String::new(), String::new()), |(min, max)| {
@@ -36,7 +36,7 @@ pub fn table(observed: &Observed, plan: &Plan) -> String {
 }
 
 /// `2 → 4`, or `2` if it does not change.
-fn workers(view: &JobView, plan: &Plan) -> String {
+fn workers(view: &JobView, plan: &AllocationPlan) -> String {
     match planned(view, plan) {
         planned if planned == view.grant.workers => planned.to_string(),
         planned => format!("{} → {planned}", view.grant.workers),
@@ -44,7 +44,7 @@ fn workers(view: &JobView, plan: &Plan) -> String {
 }
 
 /// Workers once the plan is carried out.
-pub(crate) fn planned(view: &JobView, plan: &Plan) -> u32 {
+pub(crate) fn planned(view: &JobView, plan: &AllocationPlan) -> u32 {
     match view.stage {
         JobStage::Live => {
             plan.change_of(view.id).map_or(view.grant.workers, |change| change.target.worker)
@@ -54,7 +54,7 @@ pub(crate) fn planned(view: &JobView, plan: &Plan) -> u32 {
 }
 
 /// Why a job changes, waits or has ended.
-pub(crate) fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
+pub(crate) fn why(view: &JobView, observed: &Observed, plan: &AllocationPlan) -> String {
     match &view.stage {
         JobStage::Succeeded => return "succeeded".into(),
         JobStage::Failed(_, why) => return why.clone(),
@@ -76,7 +76,7 @@ pub(crate) fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
 
 /// Why a job (`name` or `namespace/name`) has its size, and not more. None if there is no such job.
 #[must_use]
-pub fn job(observed: &Observed, plan: &Plan, name: &str) -> Option<String> {
+pub fn job(observed: &Observed, plan: &AllocationPlan, name: &str) -> Option<String> {
     let mut found = observed.jobs.values();
     let view = found.find(|view| view.title() == name || view.object.name() == name)?;
     let mut text = format!("job `{}`", view.title());

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use edl_core::time::Time;
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::JobId;
 use serde::Serialize;
@@ -53,7 +53,7 @@ pub struct Sample {
 
 impl Sample {
     #[must_use]
-    pub fn new(observed: &Observed, plan: &Plan) -> Self {
+    pub fn new(observed: &Observed, plan: &AllocationPlan) -> Self {
         let jobs = observed.jobs.values().map(|view| {
             let size = Size { wanted: explain::planned(view, plan), running: view.running.worker };
             (view.id, (view.title(), size))

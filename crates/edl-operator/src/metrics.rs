@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -86,7 +86,7 @@ impl Metrics {
         self.failed_calls.inc();
     }
 
-    pub(crate) fn round(&self, observed: &Observed, plan: &Plan, actions: &[JobAction]) {
+    pub(crate) fn round(&self, observed: &Observed, plan: &AllocationPlan, actions: &[JobAction]) {
         for kind in ConditionKind::ALL {
             let is_in = |name: &str| name == kind.name();
             let states = observed.jobs.values().filter_map(|view| view.object.status.as_ref());

@@ -8,7 +8,7 @@ use edl_core::platform::Role;
 use edl_core::time::Time;
 use edl_kube::names;
 use edl_sched::names::Names;
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{JobId, NodeState, Queue, Snapshot};
 use serde::Serialize;
@@ -23,7 +23,7 @@ use crate::observe::{JobStage, JobView, Observed, amounts};
 #[derive(Clone, Debug)]
 pub struct Pass {
     pub observed: Observed,
-    pub plan: Plan,
+    pub plan: AllocationPlan,
     /// The new status of jobs whose status changes.
     statuses: BTreeMap<(String, String), Status>,
 }
@@ -111,7 +111,7 @@ struct JobRow {
 
 impl Pass {
     #[must_use]
-    pub fn new(observed: Observed, plan: Plan, actions: &[JobAction]) -> Self {
+    pub fn new(observed: Observed, plan: AllocationPlan, actions: &[JobAction]) -> Self {
         let mut statuses = BTreeMap::new();
         for JobAction { job, action } in actions {
             if let Action::UpdateStatus(status) = action {

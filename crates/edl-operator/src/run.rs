@@ -10,7 +10,7 @@ use edl_core::error::chain;
 use edl_core::time::Time;
 use edl_kube::names;
 use edl_page::http::Hosts;
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use edl_sched::state::{Options, PlannerState};
 use futures::StreamExt as _;
 use futures::future::{BoxFuture, LocalBoxFuture};
@@ -248,7 +248,7 @@ fn key(action: &JobAction) -> (&str, &str) {
 
 struct Planned {
     observed: Observed,
-    plan: Plan,
+    plan: AllocationPlan,
     inquiry: Inquiry,
     memory: OperatorMemory,
 }

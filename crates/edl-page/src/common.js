@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all pages do alike. All text goes in as text, never as markup.
+// Code that all pages share. Text is inserted as text, never as markup.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const el = (tag, properties, ...children) => {

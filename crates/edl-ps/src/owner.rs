@@ -98,7 +98,7 @@ impl Owner {
         }
     }
 
-    /// Works until it is stopped, or until no thread can send tasks any more.
+    /// Works until it is stopped, or until no thread can send tasks anymore.
     pub(crate) fn run(mut self, tasks: &mpsc::Receiver<Task>) {
         for task in tasks {
             let started = Instant::now();

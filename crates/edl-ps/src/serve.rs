@@ -29,12 +29,12 @@ pub struct Front {
     /// Unknown until the first welcome of a master.
     run: OnceLock<(RunId, Encryption)>,
     strangers: Arc<Strangers>,
-    open: Mutex<Open>,
+    open: Mutex<OpenStreams>,
     next: AtomicU64,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenStreams {
     is_closed: bool,
     streams: BTreeMap<u64, Arc<Stream>>,
     n_clients: usize,
@@ -48,7 +48,7 @@ impl Front {
         Self { store, key, run, strangers: Strangers::new(), open, next }
     }
 
-    /// Those who have not proven the key yet.
+    /// Peers that have not proven the key yet.
     #[must_use]
     pub fn strangers(&self) -> &Strangers {
         &self.strangers
@@ -184,7 +184,7 @@ impl Front {
             // Owners must never wait for a client's socket, so another thread writes.
             scope.spawn(|| write_replies(sender, queue, &spare));
             let ended = self.read_pushes(client, &mut receiver, &spare, &buffers);
-            // Pushes that wait for a round keep the writer, but its replies are not read any more.
+            // Pushes that wait for a round keep the writer, but its replies are not read anymore.
             receiver.stream().shutdown();
             self.store.handle(Event::Left(Client(client.0)));
             drop(buffers);
@@ -205,7 +205,7 @@ impl Front {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenStreams> {
         self.open.lock().expect("the lock on the connections is poisoned")
     }
 }

@@ -32,7 +32,7 @@ impl Spending {
         }
     }
 
-    /// An owner was at a task.
+    /// An owner worked on a task.
     pub(crate) fn worked(&self, time: Duration, is_copy: bool) {
         let total = if is_copy { &self.checkpoint } else { &self.compute };
         let share = nanos(time) / self.n_owners.load(Ordering::Relaxed).max(1);
@@ -47,7 +47,7 @@ impl Spending {
         }
     }
 
-    /// All that was spent up to now.
+    /// The time spent up to now.
     pub(crate) fn read(&self) -> Spent {
         let mut spent = Spent::default();
         for (kind, total) in [

@@ -28,7 +28,7 @@ use edl_core::time::Time;
 use edl_tensor::partition::Partition;
 use tokio::sync::{mpsc::UnboundedSender, oneshot, watch};
 
-use self::keeper::{Copy, Guard, Job, Keeper, write_copies};
+use self::keeper::{Copy, Guard, Keeper, KeeperTask, write_copies};
 pub use self::pull::{Pieces, PullBuffers};
 pub use self::push::{PushBuffers, Reply, Spare};
 use crate::owner::Task;
@@ -61,7 +61,7 @@ struct State {
     hellos: BTreeMap<u64, oneshot::Sender<(Generation, Vec<PartitionState>)>>,
     /// The last number given to a request or a hello.
     last_number: u64,
-    jobs: mpsc::Sender<Job>,
+    tasks: mpsc::Sender<KeeperTask>,
     reports: UnboundedSender<Report>,
 }
 
@@ -108,7 +108,7 @@ impl Store {
         job_dir: PathBuf,
         reports: UnboundedSender<Report>,
     ) -> std::io::Result<Self> {
-        let (jobs, job_queue) = mpsc::channel();
+        let (tasks, task_queue) = mpsc::channel();
         let (copies, copy_queue) = mpsc::channel();
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
@@ -117,7 +117,7 @@ impl Store {
                 callers: BTreeMap::new(),
                 hellos: BTreeMap::new(),
                 last_number: 0,
-                jobs,
+                tasks,
                 reports,
             }),
             copies,
@@ -134,18 +134,18 @@ impl Store {
             std::thread::Builder::new().name(name.into()).spawn(run)
         };
         let keeper = Keeper { shared: Arc::clone(&shared), threads, job_dir };
-        let keeper = start("keeper", Box::new(move || keeper.run(&job_queue)))?;
+        let keeper = start("keeper", Box::new(move || keeper.run(&task_queue)))?;
         let writing = Arc::clone(&shared);
         let writer = start("writer", Box::new(move || write_copies(&writing, &copy_queue)))?;
         Ok(Self { shared, threads: Mutex::new(vec![keeper, writer]) })
     }
 
-    /// Tells the machine what happened.
+    /// Passes an event to the machine.
     pub fn handle(&self, event: Event) {
         self.shared.handle(event);
     }
 
-    /// Turns true when the store cannot be trusted any more.
+    /// Turns true when the store cannot be trusted anymore.
     #[must_use]
     pub fn broken(&self) -> watch::Receiver<bool> {
         self.shared.is_broken.subscribe()
@@ -182,7 +182,7 @@ impl Store {
         self.handle(Event::Order(Order::Stop("the process exits".into())));
         let threads = std::mem::take(&mut *self.threads.lock().expect("only taken here"));
         // Threads that have stopped need no message.
-        let _ = self.shared.state().jobs.send(Job::End);
+        let _ = self.shared.state().tasks.send(KeeperTask::End);
         let _ = self.shared.copies.send(None);
         for thread in threads {
             // A panic has been printed by its own thread.
@@ -226,7 +226,7 @@ impl Shared {
         });
     }
 
-    /// Hands a request to the machine.
+    /// Passes a request to the machine.
     fn ask(&self, caller: Caller, event: impl FnOnce(Request) -> Event) -> Request {
         let mut asked = Request(0);
         self.state_and_deliver(|state, now| {
@@ -256,7 +256,7 @@ impl Shared {
         }
     }
 
-    /// Tells the machine the time if a wait is over. Returns how long to wait for the next one.
+    /// Passes the time to the machine if a wait is over. Returns how long to wait for the next one.
     fn tick(&self) -> Duration {
         let (mut next, now) = (self.state().server.next_deadline(), self.now());
         if next.is_some_and(|next| next <= now) {
@@ -305,11 +305,11 @@ impl State {
         let (mut deliveries, mut to) = (Vec::new(), None);
         for effect in effects {
             match effect {
-                Effect::Drop(generation) => self.keep(Job::Drop(generation)),
-                Effect::Load(load) => self.keep(Job::Load(load)),
-                Effect::Copy { checkpoint, at } => self.keep(Job::Copy { checkpoint, at }),
+                Effect::Drop(generation) => self.keep(KeeperTask::Drop(generation)),
+                Effect::Load(load) => self.keep(KeeperTask::Load(load)),
+                Effect::Copy { checkpoint, at } => self.keep(KeeperTask::Copy { checkpoint, at }),
                 Effect::Inspect(inspection, generation) => {
-                    self.keep(Job::Inspect(inspection, generation));
+                    self.keep(KeeperTask::Inspect(inspection, generation));
                 }
                 Effect::Write { folder, .. } => to = Some(folder),
                 Effect::Apply(request) | Effect::Answer(request) => {
@@ -326,7 +326,7 @@ impl State {
                 }
                 Effect::Report(report) => {
                     log(&report);
-                    // No session listens any more when the process exits.
+                    // No session listens anymore when the process exits.
                     let _ = self.reports.send(report);
                 }
                 Effect::Note(note @ Note::Serving(_)) => tracing::info!("{note}"),
@@ -338,9 +338,9 @@ impl State {
         (deliveries, to)
     }
 
-    fn keep(&self, job: Job) {
+    fn keep(&self, task: KeeperTask) {
         // The keeper stops last.
-        let _ = self.jobs.send(job);
+        let _ = self.tasks.send(task);
     }
 
     /// The owners get the request. A push stays, until it is acknowledged.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
+use edl_core::upcoming::Upcoming;
 use edl_tensor::batch::Batch;
 use edl_tensor::model::{Error, Gradient, Inputs, Mean, Model, Outcome, Predictions};
 use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArrayMethods as _};
@@ -24,7 +25,7 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// What the loop has to do next.
 enum Request {
     /// One iteration.
-    Turn { records: Vec<u64>, seed: u64 },
+    Turn { records: Vec<u64>, seed: u64, upcoming: Upcoming },
     /// An optimizer step by the gradient in the loop's array.
     Step { seed: u64, loss: f32 },
     /// The state of everything that the step depends on, for others.
@@ -43,6 +44,8 @@ enum Answer {
     },
     /// The parameters were not set: repeat the iteration.
     Again,
+    /// The loop was left: neither this nor a later request for a turn or a step is served.
+    Quit,
     Stepped,
     State(Vec<u8>),
     Loaded,
@@ -68,6 +71,8 @@ struct Attached {
 #[pyclass(frozen)]
 pub(crate) struct Loop {
     requests: Mutex<Receiver<(Request, At)>>,
+    /// What probably follows the last turn.
+    upcoming: Mutex<Upcoming>,
     answers: Mutex<Option<Sender<Result<Answer, String>>>>,
     shared: Arc<Shared>,
     worker: Mutex<Option<thread::JoinHandle<Result<u8, String>>>>,
@@ -78,24 +83,20 @@ impl Loop {
     /// Joins the job that the environment names.
     #[new]
     fn new() -> PyResult<Self> {
-        let (request, requests) = channel();
-        let (answers, answer) = channel();
-        let shared = Arc::<Shared>::default();
-        let of_model = Arc::clone(&shared);
-        let open = move |spec: ModelSpec| -> edl_worker::OpenModel {
-            of_model.is_script.store(spec.optimizer.is_script(), Ordering::SeqCst);
-            let model = LoopModel { spec, request, answer, shared: of_model, at: (0, false) };
-            Box::new(move |_| Ok(Box::new(model)))
-        };
-        let worker = thread::Builder::new().name("worker".into());
-        let worker = worker.spawn(move || elasticdl::work(open));
-        let worker = worker.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        Ok(Self {
-            requests: Mutex::new(requests),
-            answers: Mutex::new(Some(answers)),
-            shared,
-            worker: Mutex::new(Some(worker)),
-        })
+        Self::start(|open| elasticdl::work(open))
+    }
+
+    /// Trains without a job. `description` is that of the script, and the initial values and the
+    /// state are those before its first step.
+    #[staticmethod]
+    fn alone(
+        description: String,
+        values: &Bound<'_, PyArray1<f32>>,
+        state: Vec<u8>,
+        lanes: u32,
+    ) -> PyResult<Self> {
+        let first = (values.to_vec()?, state);
+        Self::start(move |open| elasticdl::work_alone(&description, first, lanes, open))
     }
 
     /// The flat arrays of all parameters, which are set before each turn, and of their gradient,
@@ -122,7 +123,8 @@ impl Loop {
             return self.ended(py).map(|()| None);
         };
         let request = match request {
-            Request::Turn { records, seed } => {
+            Request::Turn { records, seed, upcoming } => {
+                *lock(&self.upcoming) = upcoming;
                 (PyArray1::from_vec(py, records), seed, step, is_leader).into_pyobject(py)
             }
             Request::Step { seed, loss } => {
@@ -134,6 +136,12 @@ impl Loop {
             }
         };
         request.map(Some)
+    }
+
+    /// The records and seeds of the turns that probably follow the last one, at most `n`.
+    fn upcoming<'py>(&self, py: Python<'py>, n: usize) -> Vec<(Bound<'py, PyArray1<u64>>, u64)> {
+        let passes = lock(&self.upcoming).passes(n);
+        passes.into_iter().map(|pass| (PyArray1::from_vec(py, pass.records), pass.seed)).collect()
     }
 
     /// Whether the user's code takes the optimizer steps; known from the first request on.
@@ -163,6 +171,11 @@ impl Loop {
         self.answer(Ok(Answer::Again));
     }
 
+    /// The user has left the loop: this turn or step is not computed.
+    fn quit(&self) {
+        self.answer(Ok(Answer::Quit));
+    }
+
     /// The step is taken, and its parameters are in their array.
     fn stepped(&self) {
         self.answer(Ok(Answer::Stepped));
@@ -189,7 +202,34 @@ impl Loop {
     }
 }
 
+/// Makes the model of a worker's loop from its description.
+type Open = Box<dyn FnOnce(ModelSpec) -> edl_worker::OpenModel + Send>;
+
 impl Loop {
+    /// Starts the worker's loop on a thread.
+    fn start(work: impl FnOnce(Open) -> Result<u8, String> + Send + 'static) -> PyResult<Self> {
+        let (request, requests) = channel();
+        let (answers, answer) = channel();
+        let shared = Arc::<Shared>::default();
+        let of_model = Arc::clone(&shared);
+        let open = move |spec: ModelSpec| -> edl_worker::OpenModel {
+            of_model.is_script.store(spec.optimizer.is_script(), Ordering::SeqCst);
+            let (at, upcoming) = ((0, false), Upcoming::Unknown);
+            let model = LoopModel { spec, request, answer, shared: of_model, at, upcoming };
+            Box::new(move |_| Ok(Box::new(model)))
+        };
+        let worker = thread::Builder::new().name("worker".into());
+        let worker = worker.spawn(move || work(Box::new(open)));
+        let worker = worker.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Self {
+            requests: Mutex::new(requests),
+            upcoming: Mutex::default(),
+            answers: Mutex::new(Some(answers)),
+            shared,
+            worker: Mutex::new(Some(worker)),
+        })
+    }
+
     fn answer(&self, answer: Result<Answer, String>) {
         if let Some(answers) = &*lock(&self.answers) {
             // A worker that is gone needs no answer.
@@ -217,6 +257,7 @@ struct LoopModel {
     answer: Receiver<Result<Answer, String>>,
     shared: Arc<Shared>,
     at: At,
+    upcoming: Upcoming,
 }
 
 impl LoopModel {
@@ -292,7 +333,8 @@ impl Model for LoopModel {
         loop {
             self.set(inputs.dense)?;
             let records = inputs.batch.records.clone();
-            match self.ask(Request::Turn { records, seed })? {
+            let upcoming = self.upcoming.clone();
+            match self.ask(Request::Turn { records, seed, upcoming })? {
                 Answer::Computed { loss } => {
                     let take = |numbers: &[f32]| {
                         gradient.dense.clear();
@@ -302,6 +344,7 @@ impl Model for LoopModel {
                     return Ok(Outcome { loss });
                 }
                 Answer::Again => {}
+                Answer::Quit => return Err(Error::Quit),
                 Answer::Stepped | Answer::State(_) | Answer::Loaded => return Err(unexpected()),
             }
         }
@@ -311,7 +354,13 @@ impl Model for LoopModel {
         self.set(dense)?;
         self.write(|attached| &attached.gradient, mean.gradient)?;
         let request = Request::Step { seed, loss: mean.loss };
-        let Answer::Stepped = self.ask(request)? else { return Err(unexpected()) };
+        match self.ask(request)? {
+            Answer::Stepped => {}
+            Answer::Quit => return Err(Error::Quit),
+            Answer::Computed { .. } | Answer::Again | Answer::State(_) | Answer::Loaded => {
+                return Err(unexpected());
+            }
+        }
         self.read(|attached| &attached.dense, |numbers| dense.copy_from_slice(numbers))
     }
 
@@ -337,6 +386,10 @@ impl Model for LoopModel {
 
     fn at(&mut self, step: u64, is_leader: bool) {
         self.at = (step, is_leader);
+    }
+
+    fn upcoming(&mut self, passes: Upcoming) {
+        self.upcoming = passes;
     }
 
     fn finish(&mut self, dense: &[f32]) {

@@ -271,7 +271,7 @@ impl Model for PyModel {
     }
 
     fn memory(&self) -> Box<dyn Memory> {
-        // An adapter that cannot lend any gets its parameters as copies.
+        // An adapter that cannot share memory gets its parameters as copies.
         let shared = attached(|py| self.share(py)).ok().flatten();
         shared.unwrap_or_else(|| Box::new(vec![0.0; self.spec.dense_len()]))
     }

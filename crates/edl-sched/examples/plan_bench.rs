@@ -48,7 +48,7 @@ fn measure(policy: Policy, n_jobs: u32, n_nodes: u32) -> [f64; 3] {
     let mut full = empty.clone();
     let mut last = state.clone();
     let mut now = Time::ZERO;
-    // Until growth has come to its end.
+    // Until jobs stop growing.
     for _ in 0..12 {
         let made = plan(&full, &last, now);
         (full, last) = (applied(&full, &made), made.state);

@@ -262,7 +262,7 @@ impl<'a> Board<'a> {
     /// Stops `n` pods of a job on a node.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub fn take(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
         if n == 0 {
             return;

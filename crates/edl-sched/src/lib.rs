@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many workers each job gets, and on which nodes: `plan(&Snapshot, &PlannerState, now) -> Plan`.
+//! How many workers each job gets, and on which nodes:
+//! `plan(&Snapshot, &PlannerState, now) -> AllocationPlan`.
 //!
 //! A plan is a pure function of what was observed. The operator and the simulator call the same
 //! function. Nothing here does I/O, reads a clock, waits, logs or depends on hash order. Every change
@@ -31,7 +32,7 @@ use std::collections::BTreeMap;
 use edl_core::time::Time;
 
 use crate::board::{Board, JobEntry, NodeIx};
-use crate::plan::{Change, Placing, Plan, Reason};
+use crate::plan::{AllocationPlan, Change, Placing, Reason};
 use crate::snapshot::{Counts, Node, Placed, Role, Snapshot};
 use crate::state::{JobMemory, PlannerState};
 
@@ -40,7 +41,7 @@ use crate::state::{JobMemory, PlannerState};
 /// The plan exceeds no node of the snapshot. Planning again at the same time, after the plan is
 /// applied, changes nothing.
 #[must_use]
-pub fn plan(snapshot: &Snapshot, state: &PlannerState, now: Time) -> Plan {
+pub fn plan(snapshot: &Snapshot, state: &PlannerState, now: Time) -> AllocationPlan {
     let mut board = Board::new(snapshot, state, now);
     let mut next = state.clone();
     policy::decide(&mut board, state.options.policy, &mut next);
@@ -53,7 +54,7 @@ pub fn plan(snapshot: &Snapshot, state: &PlannerState, now: Time) -> Plan {
     }
     let waiting: BTreeMap<_, _> =
         board.jobs.iter().filter_map(|entry| Some((entry.job.id, entry.waiting?))).collect();
-    Plan { changes, waiting, online: board.online_placements, state: next, made: now }
+    AllocationPlan { changes, waiting, online: board.online_placements, state: next, made: now }
 }
 
 fn remember_only_present(state: &mut PlannerState, board: &Board<'_>) {
@@ -107,7 +108,7 @@ fn change(nodes: &[&Node], entry: &JobEntry<'_>) -> Option<Change> {
 
 /// The snapshot after a plan is carried out, with all pods running.
 #[must_use]
-pub fn applied(snapshot: &Snapshot, plan: &Plan) -> Snapshot {
+pub fn applied(snapshot: &Snapshot, plan: &AllocationPlan) -> Snapshot {
     let mut after = snapshot.clone();
     for job in &mut after.jobs {
         let Some(change) = plan.change_of(job.id) else { continue };

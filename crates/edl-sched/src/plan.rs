@@ -11,7 +11,7 @@ use crate::state::PlannerState;
 
 /// What to do next. Applying it needs no further decisions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct AllocationPlan {
     /// One entry for each job whose pods change, in order of job.
     pub changes: Vec<Change>,
     /// Why each job with less than its minimum waits.
@@ -132,7 +132,7 @@ pub struct OnlinePlacement {
     pub n: u32,
 }
 
-impl Plan {
+impl AllocationPlan {
     #[must_use]
     pub fn change_of(&self, job: JobId) -> Option<&Change> {
         let at = self.changes.binary_search_by_key(&job, |change| change.job).ok()?;

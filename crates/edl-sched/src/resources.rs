@@ -17,7 +17,7 @@ pub struct Resources {
     pub gpu: u64,
     pub cpu_milli: u64,
     pub memory_mib: u64,
-    /// A pod is one; a node accepts so many. Zero where pods are not limited.
+    /// A pod is one; a node accepts this many. Zero where pods are not limited.
     pub pods: u64,
 }
 

@@ -43,7 +43,7 @@ pub struct Options {
     pub freeze: Duration,
     /// A running job grows at most by this factor at once.
     pub growth: u32,
-    /// After waiting this long, a job is not overtaken any more.
+    /// After waiting this long, a job is not overtaken anymore.
     pub patience: Duration,
     /// A job grows only if that saves this many times the cost of the resize.
     pub gain: u32,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use edl_core::rng::Rng;
 use edl_core::time::Time;
-use edl_sched::plan::{Placing, Plan};
+use edl_sched::plan::{AllocationPlan, Placing};
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{
     Counts, Job, JobId, Marks, Node, NodeId, NodeState, OnlinePods, Queue, QueueId, Role, RoleSpec,
@@ -43,8 +43,8 @@ proptest! {
         n_jobs in 0_u32..8,
         pods_per_node in 0_u64..12,
     ) {
-        let mut world = World { rng: Rng::new(seed), n_nodes, n_jobs, pods_per_node };
-        let (snapshot, state, now) = world.running_cluster();
+        let mut random = RandomCluster { rng: Rng::new(seed), n_nodes, n_jobs, pods_per_node };
+        let (snapshot, state, now) = random.running_cluster();
         for policy in [Policy::ElasticFair, PLACING[usize::try_from(seed % 7).expect("small")]] {
             let state = with_policy(&state, policy);
             let made = plan(&snapshot, &state, now);
@@ -64,10 +64,10 @@ proptest! {
         n_jobs in 0_u32..12,
     ) {
         // With pods of one size; for pods of different sizes, no greedy rule can guarantee it.
-        let mut world = World::of(seed, n_nodes, n_jobs);
-        let fewer = world.slots();
+        let mut random = RandomCluster::of(seed, n_nodes, n_jobs);
+        let fewer = random.slots();
         let mut more = fewer.clone();
-        more.nodes.push(slot_node(1000, 1 + world.below(8)));
+        more.nodes.push(slot_node(1000, 1 + random.below(8)));
         for policy in [Policy::ElasticFair, Policy::Edl, Policy::Goodput] {
             let n_running = |snapshot: &Snapshot| {
                 let made = plan(snapshot, &PlannerState::of(policy), Time::ZERO);
@@ -83,8 +83,8 @@ proptest! {
 /// job grew again, endlessly.
 #[test]
 fn a_plan_converges_although_borrowed_resources_are_returned() {
-    let mut world = World::of(4_828_375_221_883_373_942, 5, 7);
-    let (snapshot, state, now) = world.running_cluster();
+    let mut random = RandomCluster::of(4_828_375_221_883_373_942, 5, 7);
+    let (snapshot, state, now) = random.running_cluster();
     let state = with_policy(&state, Policy::ElasticFair);
     let made = plan(&snapshot, &state, now);
     check_plan(&snapshot, &made);
@@ -97,8 +97,8 @@ proptest! {
 
     #[test]
     fn plans_of_a_genetic_search_are_valid(seed: u64, n_nodes in 0_u32..6, n_jobs in 0_u32..5) {
-        let mut world = World::of(seed, n_nodes, n_jobs);
-        let (snapshot, state, now) = world.running_cluster();
+        let mut random = RandomCluster::of(seed, n_nodes, n_jobs);
+        let (snapshot, state, now) = random.running_cluster();
         check_plan(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
     }
 }
@@ -106,12 +106,12 @@ proptest! {
 /// No node is ready, and a job has lost its master.
 #[test]
 fn a_genetic_search_stops_an_incomplete_job_without_nodes() {
-    let mut world = World::of(3_524_466_554_831_654_536, 2, 2);
-    let (snapshot, state, now) = world.running_cluster();
+    let mut random = RandomCluster::of(3_524_466_554_831_654_536, 2, 2);
+    let (snapshot, state, now) = random.running_cluster();
     check_plan(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
 }
 
-fn check_plan(before: &Snapshot, made: &Plan) {
+fn check_plan(before: &Snapshot, made: &AllocationPlan) {
     let after = applied(before, made);
     check_nodes(&after);
     for change in &made.changes {
@@ -157,7 +157,7 @@ fn check_nodes(after: &Snapshot) {
 }
 
 /// Pods start only on ready nodes that their job can use.
-fn check_starts(before: &Snapshot, made: &Plan) {
+fn check_starts(before: &Snapshot, made: &AllocationPlan) {
     for change in &made.changes {
         let Placing::Named { start, .. } = &change.placing else { continue };
         let job = before.jobs.iter().find(|job| job.id == change.job).expect("it is there");
@@ -191,7 +191,12 @@ fn check_quotas(before: &Snapshot, after: &Snapshot) {
     }
 }
 
-fn check_order_does_not_matter(snapshot: &Snapshot, state: &PlannerState, now: Time, made: &Plan) {
+fn check_order_does_not_matter(
+    snapshot: &Snapshot,
+    state: &PlannerState,
+    now: Time,
+    made: &AllocationPlan,
+) {
     let mut turned = snapshot.clone();
     turned.nodes.reverse();
     turned.jobs.reverse();
@@ -215,7 +220,7 @@ fn with_policy(state: &PlannerState, policy: Policy) -> PlannerState {
 }
 
 /// Generates random clusters.
-struct World {
+struct RandomCluster {
     rng: Rng,
     n_nodes: u32,
     n_jobs: u32,
@@ -223,7 +228,7 @@ struct World {
     pods_per_node: u64,
 }
 
-impl World {
+impl RandomCluster {
     /// A generator with this seed and no limit of pods per node.
     fn of(seed: u64, n_nodes: u32, n_jobs: u32) -> Self {
         Self { rng: Rng::new(seed), n_nodes, n_jobs, pods_per_node: 0 }
@@ -358,12 +363,12 @@ impl World {
     }
 
     fn queue(&mut self, id: u32) -> Queue {
-        let quota = |world: &mut Self| {
-            let gpu = u64::from(world.below(8));
+        let quota = |random: &mut Self| {
+            let gpu = u64::from(random.below(8));
             Resources::new(
                 gpu,
-                1000 * u64::from(world.below(60)),
-                1024 * u64::from(world.below(99)),
+                1000 * u64::from(random.below(60)),
+                1024 * u64::from(random.below(99)),
             )
             .with_pods(1000)
         };
@@ -390,10 +395,10 @@ impl World {
     /// A cluster of slots: all pods are equal.
     fn slots(&mut self) -> Snapshot {
         let nodes = (0..self.n_nodes).map(|id| slot_node(id, 1 + self.below(8))).collect();
-        let job = |world: &mut Self, id: u32| {
-            let mut job = world.job(id, Time::ZERO);
-            let min = 1 + world.below(6);
-            let worker = RoleSpec { shape: SLOT, min, max: min + world.below(5) };
+        let job = |random: &mut Self, id: u32| {
+            let mut job = random.job(id, Time::ZERO);
+            let min = 1 + random.below(6);
+            let worker = RoleSpec { shape: SLOT, min, max: min + random.below(5) };
             job.roles = Roles { worker, ..Roles::default() };
             (job.priority, job.selects) = (0, Marks::NONE);
             job

@@ -10,7 +10,7 @@ use edl_core::acks::Acks;
 use edl_core::id::{BatchId, Generation, PsId};
 use edl_core::route::Route;
 use edl_core::server::Refusal;
-use edl_net::frame::{Kind, PieceHead, PullHead};
+use edl_net::frame::{FrameKind, PieceHead, PullHead};
 use edl_tensor::push::{Lane, Push};
 
 use crate::frames::{self, Content, Label};
@@ -279,13 +279,13 @@ fn broken(refusal: &Refusal) -> News {
 
 impl Line {
     fn dial(context: &mut Context<'_>, number: u64, route: &Route) -> Self {
-        // A client has a name of its own with every connection.
+        // A client has a new id for every connection.
         let client = context.kernel.rng.next_u64();
         let mut dial = |to: Pid, purpose| {
             let conn = context.connect(to, purpose);
             let label =
                 Label { generation: route.generation, sequence: 0, batch: BatchId::default() };
-            context.send(conn, Message::Frame(frames::plain(Kind::Hello, label)));
+            context.send(conn, Message::Frame(frames::plain(FrameKind::Hello, label)));
             conn
         };
         let servers: Vec<Server> = (route.servers.iter())

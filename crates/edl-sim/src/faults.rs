@@ -55,8 +55,8 @@ impl Site {
                 self.stop_all("everything killed, store lost");
             }
             23 => self.stop_all("everything killed"),
-            24 => self.cut_off(Role::Master, "cut off from the master"),
-            25 => self.cut_off(Role::Worker, "cut off from each other"),
+            24 => self.disconnect(Role::Master, "disconnected from the master"),
+            25 => self.disconnect(Role::Worker, "disconnected from each other"),
             26 => self.dismiss_any(),
             27 => self.dismiss_all(),
             28 | 31 => self.stop_job(),
@@ -202,8 +202,8 @@ impl Site {
         }
     }
 
-    /// Cuts a worker or server off from a process of another role.
-    fn cut_off(&mut self, from: Role, kind: &'static str) {
+    /// Disconnects a worker or server from a process of another role.
+    fn disconnect(&mut self, from: Role, kind: &'static str) {
         let time = self.lasting(50, 5000);
         let role = if self.kernel.chance(300) { Role::Ps } else { Role::Worker };
         let Some((one, a)) = self.any(role) else { return };
@@ -274,7 +274,7 @@ impl Site {
         }
     }
 
-    /// Spoils the newest checkpoint, if there is a good one before it to fall back to and it is
+    /// Damages the newest checkpoint, if there is a good one before it to fall back to and it is
     /// not one that may be exported.
     fn spoil_newest(&mut self) {
         let durable = &self.disk.durable;

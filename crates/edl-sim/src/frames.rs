@@ -4,7 +4,7 @@
 use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
 use edl_net::frame::{
-    HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, TAG_LEN, decode_refusal,
+    FrameKind, HEADER_LEN, Header, PieceHead, PullHead, PushHead, TAG_LEN, decode_refusal,
     encode_refusal,
 };
 use edl_tensor::push::{Body, Push};
@@ -40,7 +40,7 @@ pub(crate) struct Label {
     pub(crate) batch: BatchId,
 }
 
-fn frame(kind: Kind, label: Label, parts: &[&[u8]]) -> Vec<u8> {
+fn frame(kind: FrameKind, label: Label, parts: &[&[u8]]) -> Vec<u8> {
     let length = parts.iter().map(|part| part.len() as u64).sum();
     let Label { generation, sequence, batch } = label;
     let tag = [0; TAG_LEN];
@@ -50,12 +50,12 @@ fn frame(kind: Kind, label: Label, parts: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn plain(kind: Kind, label: Label) -> Vec<u8> {
+pub(crate) fn plain(kind: FrameKind, label: Label) -> Vec<u8> {
     frame(kind, label, &[])
 }
 
 pub(crate) fn pull(label: Label, pull: &Pull) -> Vec<u8> {
-    frame(Kind::Pull, label, &[&pull.head.encode(), &words(&pull.counts), &longs(&pull.ids)])
+    frame(FrameKind::Pull, label, &[&pull.head.encode(), &words(&pull.counts), &longs(&pull.ids)])
 }
 
 pub(crate) fn push(label: Label, push: &Push) -> Vec<u8> {
@@ -76,19 +76,19 @@ pub(crate) fn push(label: Label, push: &Push) -> Vec<u8> {
         &floats(&push.body.dense),
         &floats(&push.body.grads),
     ];
-    frame(Kind::Push, label, &parts)
+    frame(FrameKind::Push, label, &parts)
 }
 
 pub(crate) fn piece(label: Label, head: &PieceHead, numbers: &[f32]) -> Vec<u8> {
-    frame(Kind::Piece, label, &[&head.encode(), &floats(numbers)])
+    frame(FrameKind::Piece, label, &[&head.encode(), &floats(numbers)])
 }
 
 pub(crate) fn ack(label: Label, sequence: u64) -> Vec<u8> {
-    frame(Kind::Ack, label, &[&sequence.to_le_bytes()])
+    frame(FrameKind::Ack, label, &[&sequence.to_le_bytes()])
 }
 
 pub(crate) fn refusal(label: Label, refusal: &Refusal, sequence: u64) -> Vec<u8> {
-    frame(Kind::Refused, label, &[&encode_refusal(refusal, sequence)])
+    frame(FrameKind::Refused, label, &[&encode_refusal(refusal, sequence)])
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> (Label, Content) {
@@ -99,15 +99,15 @@ pub(crate) fn decode(bytes: &[u8]) -> (Label, Content) {
     let Header { generation, sequence, batch, .. } = header;
     let mut reader = Reader(payload);
     let content = match header.kind {
-        Kind::Hello => Content::Hello,
-        Kind::Accepted => Content::Accepted,
-        Kind::Pull => {
+        FrameKind::Hello => Content::Hello,
+        FrameKind::Accepted => Content::Accepted,
+        FrameKind::Pull => {
             let head = PullHead::decode(&reader.head(), header.length).expect("a pull");
             let counts = reader.words(head.n_counts as usize);
             let ids = reader.longs(head.n_ids);
             Content::Pull(Pull { head, counts, ids })
         }
-        Kind::Push => {
+        FrameKind::Push => {
             let head = PushHead::decode(&reader.head(), header.length).expect("a push");
             let counts = reader.words(head.n_counts as usize);
             let ids = reader.longs(head.n_ids);
@@ -115,29 +115,29 @@ pub(crate) fn decode(bytes: &[u8]) -> (Label, Content) {
             let grads = reader.floats(head.n_grads);
             Content::Push(head, Body { dense, counts, ids, grads })
         }
-        Kind::Piece => {
+        FrameKind::Piece => {
             let head = PieceHead::decode(&reader.head(), header.length).expect("a piece");
             let numbers = reader.floats(head.n_floats);
             Content::Piece(head, numbers)
         }
-        Kind::Ack => Content::Ack(u64::from_le_bytes(reader.head())),
-        Kind::Refused => {
+        FrameKind::Ack => Content::Ack(u64::from_le_bytes(reader.head())),
+        FrameKind::Refused => {
             let (refusal, sequence) = decode_refusal(payload).expect("a refusal");
             Content::Refused(refusal, sequence)
         }
-        Kind::Challenge
-        | Kind::Proof
-        | Kind::Join
-        | Kind::Enter
-        | Kind::Exchange
-        | Kind::Blob
-        | Kind::Bytes
-        | Kind::Part
-        | Kind::Sum
-        | Kind::Region
-        | Kind::Ready
-        | Kind::Summed
-        | Kind::Waiting => panic!("no process sends a {:?} frame here", header.kind),
+        FrameKind::Challenge
+        | FrameKind::Proof
+        | FrameKind::Join
+        | FrameKind::Enter
+        | FrameKind::Exchange
+        | FrameKind::Blob
+        | FrameKind::Bytes
+        | FrameKind::Part
+        | FrameKind::Sum
+        | FrameKind::Region
+        | FrameKind::Ready
+        | FrameKind::Summed
+        | FrameKind::Waiting => panic!("no process sends a {:?} frame here", header.kind),
     };
     (Label { generation, sequence, batch }, content)
 }

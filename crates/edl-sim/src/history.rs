@@ -13,7 +13,7 @@ use edl_tensor::checkpoint::codec::Header;
 
 /// The dense parameters of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct DenseState {
     pub(crate) step: u64,
     pub(crate) digest: u64,
 }
@@ -22,11 +22,11 @@ pub(crate) struct State {
 pub(crate) struct History {
     /// By step and lane: what is trained there.
     lanes: Vec<Vec<u64>>,
-    states: Vec<State>,
+    states: Vec<DenseState>,
     gradients: Vec<u64>,
 }
 
-impl State {
+impl DenseState {
     /// What a worker writes of a partition: in place of parameters, the digest of all.
     pub(crate) fn snapshot(self, partition: u32, layout: &Layout) -> Snapshot {
         let header = Header {
@@ -71,7 +71,7 @@ impl History {
         let n_batches = u64::from(plan.n_batches());
         let n_steps = n_batches * u64::from(spec.num_epochs);
         let small = |n: u64| u32::try_from(n).expect("few steps");
-        let mut state = State { step: 0, digest: rng::key(&[spec.seed]) };
+        let mut state = DenseState { step: 0, digest: rng::key(&[spec.seed]) };
         let batch_of =
             |step| BatchId { epoch: small(step / n_batches), index: small(step % n_batches) };
         let untrained = skipped.map(|step| (step, plan.records(batch_of(step))));
@@ -106,7 +106,7 @@ impl History {
     /// The sums that a member supplies for the step after `state`, from the keys of its lanes.
     pub(crate) fn nodes(
         &self,
-        state: State,
+        state: DenseState,
         span: &Span,
         trained: &[(u32, u64)],
     ) -> Vec<(Span, u64)> {
@@ -133,7 +133,7 @@ impl History {
         assert_eq!(covered, all.end, "every lane of step {step} is trained once");
         let mut known =
             |node: &Span| nodes.iter().find(|(n, _)| n == node).map(|(_, value)| *value);
-        lanes::fold(&all, &mut known, &mut add).expect("every lane is there")
+        lanes::fold(&all, &mut known, &mut add).expect("no lane is missing")
     }
 
     fn lanes_of(&self, step: u64) -> &[u64] {
@@ -145,7 +145,7 @@ impl History {
     }
 
     /// The state after `step` steps.
-    pub(crate) fn state(&self, step: u64) -> State {
+    pub(crate) fn state(&self, step: u64) -> DenseState {
         self.states[usize::try_from(step).expect("few steps")]
     }
 

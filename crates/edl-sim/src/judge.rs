@@ -15,7 +15,7 @@ use edl_core::world::{Member, Worlds};
 
 use crate::client::Pulled;
 use crate::disk::Disk;
-use crate::history::State;
+use crate::history::DenseState;
 use crate::kernel::Pid;
 use crate::model::Model;
 use crate::scenario::Scenario;
@@ -26,7 +26,7 @@ pub(crate) struct Judge {
     pub(crate) spoiled: BTreeSet<String>,
     pub(crate) exported: Option<String>,
     /// What a worker held when it reported that it had formed a world.
-    pub(crate) formed: BTreeMap<(WorkerId, WorldId), State>,
+    pub(crate) formed: BTreeMap<(WorkerId, WorldId), DenseState>,
     pub(crate) regions: BTreeMap<Pid, Region>,
     /// The batches and lanes whose gradients were computed, if none may be computed twice.
     computed: BTreeSet<(BatchId, u32)>,
@@ -126,6 +126,7 @@ impl Judge {
             | MemberReport::PeerLost { .. }
             | MemberReport::StepFailed { .. }
             | MemberReport::NonFinite { .. }
+            | MemberReport::Quit { .. }
             | MemberReport::StepMismatch { .. }
             | MemberReport::NotLoaded { .. } => {}
         }
@@ -169,7 +170,7 @@ impl Judge {
         for partition in 0..model.layout.n_partitions {
             let snapshot = disk.read(folder, partition).expect("it is complete");
             if model.is_state(partition) {
-                let state = State::of(&snapshot);
+                let state = DenseState::of(&snapshot);
                 let expected = model.history.state(version);
                 assert_eq!(state, expected, "partition {partition} of {folder}");
             } else {
@@ -232,7 +233,7 @@ impl Judge {
         let mut others = durable.skipped.iter().filter(|it| skipped.map(|(_, b)| b) != Some(**it));
         assert_eq!(others.next(), None, "a batch was skipped that is finite");
         let Some(best) = durable.best.as_ref().filter(|_| job.worlds().is_some()) else { return };
-        let version = disk.manifest(best).expect("the best model is there").version;
+        let version = disk.manifest(best).expect("the best model is kept").version;
         let best: BTreeSet<u64> =
             durable.evaluations.iter().filter(|e| e.is_best).map(|e| e.version).collect();
         assert!(best.contains(&version), "version {version} is none of the best {best:?}");
@@ -260,7 +261,7 @@ impl Site {
         let mut n_epochs = spec.num_epochs;
         if spec.is_allreduce() {
             let snapshot = self.disk.read(folder, 0);
-            let state = State::of(&snapshot.expect("the exported checkpoint is complete"));
+            let state = DenseState::of(&snapshot.expect("the exported checkpoint is complete"));
             let is_early = spec.early_stop_patience > 0;
             if !is_early || self.scenario.untrainable.is_some_and(|step| state.step > step) {
                 assert_eq!(state.step, self.model.history.n_steps());

@@ -8,7 +8,7 @@ use edl_core::rng::{self, Rng};
 use edl_core::time::Time;
 
 use crate::message::{Message, Timer};
-use crate::network::{ConnId, Network, Open, Purpose};
+use crate::network::{ConnId, Network, NewConnection, Purpose};
 use crate::script::MasterDeath;
 
 /// A process by its number, which is never used again.
@@ -138,7 +138,7 @@ impl Kernel {
     }
 
     /// Opens a connection. One to a dead process breaks when something is sent.
-    pub(crate) fn connect(&mut self, open: Open) -> ConnId {
+    pub(crate) fn connect(&mut self, open: NewConnection) -> ConnId {
         self.next += 1;
         let conn = ConnId(self.next);
         self.network.insert(conn, open, self.now);
@@ -176,7 +176,7 @@ impl Kernel {
         (!open.is_empty()).then(|| open[self.pick(open.len())])
     }
 
-    /// Cuts two processes off from each other for some time.
+    /// Disconnects two processes from each other for some time.
     pub(crate) fn block(&mut self, a: Pid, b: Pid, time: Duration) {
         self.network.block(a, b, self.now + time);
     }

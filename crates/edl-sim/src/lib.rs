@@ -2,8 +2,8 @@
 //! A deterministic simulation of whole jobs: the real machines of master, workers and parameter
 //! servers, over a simulated network, disk and clock, with faults.
 //!
-//! Control messages and data frames pass through the encoders that production uses. Whatever
-//! fails, a job must end well, and its model must hold every record once per epoch; where workers
+//! Control messages and data frames pass through the encoders that production uses. No matter what
+//! fails, a job must succeed, and its model must hold every record once per epoch; where workers
 //! hold parameters, it must be bit-identical to that of a single worker without faults.
 
 mod client;

@@ -215,7 +215,7 @@ impl Master {
                     }
                     Err(error) => Event::CheckpointFailed { checkpoint, error },
                 };
-                // The manifest is there, but the master may die before it learns of it.
+                // The manifest is written, but the master may die before it learns of it.
                 context.after(0, 5, Timer::Master(Box::new(MasterTimer::Event(event))));
             }
             MasterTimer::Export { .. } if context.disk.is_full => {
@@ -404,7 +404,7 @@ impl Master {
         context.kernel.note(context.pid, note.kind.name(), &note.text);
     }
 
-    /// What is sent to one of the servers from now on may take long, while the others train on.
+    /// What is sent to one of the servers from now on may take long, while the others keep training.
     fn delay_a_server(&self, context: &mut Context<'_>) {
         if !self.servers.is_empty() && context.kernel.chance(context.scenario.late_orders) {
             let conns: Vec<ConnId> = self.servers.values().copied().collect();

@@ -10,14 +10,14 @@ use edl_core::id::{Incarnation, WorkerId, WorldId};
 use edl_core::lanes::Span;
 use edl_core::world::World;
 
-use crate::history::State;
+use crate::history::DenseState;
 use crate::kernel::Pid;
 use crate::message;
 use crate::network::{ConnId, Purpose};
 use crate::process::Context;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Message {
+pub(crate) struct MeshMessage {
     pub(crate) world: WorldId,
     pub(crate) content: Content,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Content {
     /// The step that the sender holds.
     Level(Option<u64>),
     /// A partition of the sender's state.
-    Partition(u32, State),
+    Partition(u32, DenseState),
     /// Sums of the gradients of a step.
     Nodes(u64, Vec<(Span, u64)>),
     /// The sender has the last step of the world.
@@ -41,7 +41,7 @@ pub(crate) enum Content {
 pub(crate) struct Received {
     pub(crate) has_entered: bool,
     pub(crate) level: Option<Option<u64>>,
-    pub(crate) partitions: BTreeMap<u32, State>,
+    pub(crate) partitions: BTreeMap<u32, DenseState>,
     pub(crate) nodes: BTreeMap<u64, Vec<(Span, u64)>>,
     pub(crate) has_parted: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Mesh {
     world: Option<World>,
     links: BTreeMap<Pid, ConnId>,
     received: BTreeMap<Pid, Received>,
-    early: Vec<(Pid, Message)>,
+    early: Vec<(Pid, MeshMessage)>,
     /// Members whose link broke in this world.
     lost: BTreeSet<Pid>,
 }
@@ -75,7 +75,7 @@ impl Mesh {
             .filter(|(_, message)| message.world >= world.id)
             .partition(|(_, message)| message.world == world.id);
         self.early = later;
-        let now: Vec<(Pid, Message)> = now;
+        let now: Vec<(Pid, MeshMessage)> = now;
         now.into_iter().for_each(|(from, message)| self.take(from, message));
         self.send_all(context, &Content::Entered);
     }
@@ -84,7 +84,7 @@ impl Mesh {
         self.world.as_ref()
     }
 
-    pub(crate) fn hear(&mut self, from: Pid, conn: ConnId, message: Message) {
+    pub(crate) fn hear(&mut self, from: Pid, conn: ConnId, message: MeshMessage) {
         self.links.insert(from, conn);
         match self.world.as_ref().map(|world| world.id) {
             Some(id) if message.world == id => self.take(from, message),
@@ -93,7 +93,7 @@ impl Mesh {
         }
     }
 
-    fn take(&mut self, from: Pid, message: Message) {
+    fn take(&mut self, from: Pid, message: MeshMessage) {
         let received = self.received.entry(from).or_default();
         match message.content {
             Content::Entered => received.has_entered = true,
@@ -168,6 +168,6 @@ impl Mesh {
         let open = context.kernel.network.between(context.pid, to, Purpose::Mesh);
         let link = open.unwrap_or_else(|| context.connect(to, Purpose::Mesh));
         self.links.insert(to, link);
-        context.send(link, message::Message::Mesh(Message { world, content }));
+        context.send(link, message::Message::Mesh(MeshMessage { world, content }));
     }
 }

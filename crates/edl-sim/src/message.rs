@@ -19,7 +19,7 @@ pub(crate) enum Message {
     /// A frame of the data plane.
     Frame(Vec<u8>),
     /// Between members of a world.
-    Mesh(mesh::Message),
+    Mesh(mesh::MeshMessage),
 }
 
 impl Message {

@@ -2,7 +2,7 @@
 //! Connections: each keeps its order, but they do not keep step with each other.
 //!
 //! When a connection breaks, what is under way may or may not arrive. Between two processes that
-//! are cut off from each other everything waits, as it does with TCP.
+//! are disconnected from each other everything waits, as it does with TCP.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) enum Purpose {
 
 /// A connection to be opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Open {
+pub(crate) struct NewConnection {
     pub(crate) from: Pid,
     pub(crate) to: Pid,
     pub(crate) purpose: Purpose,
@@ -56,13 +56,13 @@ struct Conn {
 #[derive(Debug, Default)]
 pub(crate) struct Network {
     conns: BTreeMap<ConnId, Conn>,
-    /// Pairs that are cut off from each other, and until when.
+    /// Pairs that are disconnected from each other, and until when.
     blocked: BTreeMap<[Pid; 2], Time>,
 }
 
 impl Network {
-    pub(crate) fn insert(&mut self, conn: ConnId, open: Open, now: Time) {
-        let Open { from, to, purpose } = open;
+    pub(crate) fn insert(&mut self, conn: ConnId, new: NewConnection, now: Time) {
+        let NewConnection { from, to, purpose } = new;
         let ends = [from, to];
         let last = [now; 2];
         let new = Conn { ends, purpose, is_open: true, lost_after: None, last, n_unaware: 2 };

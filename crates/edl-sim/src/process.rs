@@ -11,12 +11,12 @@ use crate::kernel::{Action, Kernel, Pid};
 use crate::master::Master;
 use crate::message::{Message, Timer};
 use crate::model::Model;
-use crate::network::{ConnId, Open, Purpose};
+use crate::network::{ConnId, NewConnection, Purpose};
 use crate::scenario::Scenario;
 use crate::server::{self, Server};
 use crate::worker::{self, Worker};
 
-/// Workers that crash at most.
+/// The maximum number of workers that crash.
 const MAX_CRASHES: u64 = 8;
 
 pub(crate) enum Process {
@@ -25,7 +25,7 @@ pub(crate) enum Process {
     Worker(Box<Worker>),
 }
 
-/// Something that a shell does beside its machine, and that takes time.
+/// Something that takes time and that a shell does next to its machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Done {
     Server(server::Done),
@@ -52,7 +52,7 @@ impl Context<'_> {
     }
 
     pub(crate) fn connect(&mut self, to: Pid, purpose: Purpose) -> ConnId {
-        self.kernel.connect(Open { from: self.pid, to, purpose })
+        self.kernel.connect(NewConnection { from: self.pid, to, purpose })
     }
 
     /// Whether a worker crashes now. After some crashes it never does: else a job that saves no

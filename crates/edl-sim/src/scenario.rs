@@ -126,7 +126,7 @@ impl Scenario {
         let is_late =
             note.kind == EventKind::CheckpointFailed && note.text.contains("has passed: partition");
         // Workers and servers disagree on the step.
-        let is_torn = note.kind == EventKind::Torn;
+        let is_mismatch = note.kind == EventKind::StepMismatch;
         let is_fault = matches!(
             note.kind,
             EventKind::CheckpointFailed
@@ -135,7 +135,7 @@ impl Scenario {
                 | EventKind::Stuck
                 | EventKind::WorkFailed
         );
-        is_late || is_torn || is_fault && self.is_undisturbed
+        is_late || is_mismatch || is_fault && self.is_undisturbed
     }
 
     fn with_servers(seed: u64, draw: &mut Draw) -> Self {
@@ -195,7 +195,7 @@ impl Scenario {
         spec.spares = Draw(Rng::new(rng::key(&[seed, 5]))).one_of(&[0, 0, 1, 2]);
         let mut draw_timing = Draw(Rng::new(rng::key(&[seed, 4])));
         if spec.is_allreduce() {
-            // Where it is long, a frozen worker comes back while the others train on without it.
+            // Where it is long, a frozen worker comes back while the others train without it.
             spec.heartbeat_timeout_secs = draw_timing.one_of(&[2.0, 8.0]);
         }
         let scenario = Self {

@@ -177,8 +177,8 @@ impl Script {
         hold
     }
 
-    /// Cuts two processes off from each other.
-    pub fn cut_off(&mut self, a: InstanceId, b: InstanceId) -> Hold {
+    /// Disconnects two processes from each other.
+    pub fn disconnect(&mut self, a: InstanceId, b: InstanceId) -> Hold {
         let is_between = move |sent: &Sent| [[a, b], [b, a]].contains(&[sent.from, sent.to]);
         self.hold(move |sent| is_between(sent) && !matches!(sent.what, What::Order(_)))
     }
@@ -219,7 +219,7 @@ impl Script {
         self.site.thaw(pid);
     }
 
-    /// The platform believes that a process is gone, but it runs on.
+    /// The platform believes that a process is gone, but it keeps running.
     pub fn lose_node(&mut self, instance: InstanceId) -> u32 {
         let pid = self.pid(instance);
         assert!(self.site.forget(pid, Ended::NodeLost, 1000), "{instance} was known");
@@ -228,18 +228,18 @@ impl Script {
 
     /// Starts another process for the slot of a server.
     pub fn start_twice(&mut self, server: InstanceId) -> u32 {
-        assert_eq!(server.role, Role::Ps, "{server} is no server");
+        assert_eq!(server.role, Role::Ps, "{server} is not a server");
         self.site.start_server(server.id)
     }
 
-    /// Another master is started beside this one, which the others cannot reach any more.
+    /// Another master is started next to this one, which the others can no longer reach.
     pub fn depose_master(&mut self) -> u32 {
         let pid = self.freeze(InstanceId::MASTER);
         self.site.depose_master(PATIENCE);
         pid
     }
 
-    /// The master dies at the next such event, after so many of its effects.
+    /// The master dies at the next such event, after this many of its effects.
     pub fn kill_master_at(&mut self, n_effects: usize, on: impl Fn(&Event) -> bool + 'static) {
         self.site.kernel.master_death = Some(MasterDeath { on: Box::new(on), n_effects });
     }
@@ -249,7 +249,7 @@ impl Script {
         let pid = self.pid(instance);
         let slot = self.site.processes.get_mut(&pid);
         let Some(Process::Worker(worker)) = slot.map(|slot| &mut slot.process) else {
-            panic!("{instance} is no worker");
+            panic!("{instance} is not a worker");
         };
         worker.get_stuck();
     }

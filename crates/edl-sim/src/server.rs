@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The shell of a parameter server around the real machine: owners with real partitions, each of
+//! The shell of a parameter server around the real machine: owners with real partitions, each at
 //! its own pace, and connections.
 
 mod owners;
@@ -16,7 +16,7 @@ use edl_core::platform::Ended;
 use edl_core::server::{self, Client, Effect, Event, Inspection, Load, Order, Request};
 use edl_core::time::Time;
 use edl_net::convert::server as convert;
-use edl_net::frame::Kind;
+use edl_net::frame::FrameKind;
 use edl_net::proto::{self, PsCommand, PsMessage, ps_command, ps_message};
 use edl_tensor::checkpoint::Snapshot;
 use edl_tensor::partition::Partition;
@@ -44,7 +44,7 @@ pub(crate) struct Server {
     n_hellos: u64,
     next_request: u64,
     clients: BTreeMap<ConnId, Client>,
-    requests: BTreeMap<Request, Open>,
+    requests: BTreeMap<Request, PendingRequest>,
     owners: Option<Owners>,
     copies: BTreeMap<(CheckpointId, PartitionId), Snapshot>,
     /// Reports that wait for a master.
@@ -53,7 +53,7 @@ pub(crate) struct Server {
 
 /// A request of the data plane that is not answered yet.
 #[derive(Debug)]
-struct Open {
+struct PendingRequest {
     conn: ConnId,
     label: Label,
     body: Body,
@@ -239,7 +239,7 @@ impl Server {
             Content::Hello if self.session.follow.job().is_none() => context.kernel.hang_up(conn),
             Content::Hello => {
                 self.clients.insert(conn, client);
-                context.send(conn, Message::Frame(frames::plain(Kind::Accepted, label)));
+                context.send(conn, Message::Frame(frames::plain(FrameKind::Accepted, label)));
             }
             Content::Pull(pull) => {
                 let event = server::Pull {
@@ -253,7 +253,7 @@ impl Server {
                     patience: pull.head.patience,
                 };
                 let body = Body::Pull { n_left: pull.head.partitions.len(), pull };
-                self.requests.insert(request, Open { conn, label, body });
+                self.requests.insert(request, PendingRequest { conn, label, body });
                 self.handle(context, Event::Pull(event));
             }
             Content::Push(head, body) => {
@@ -275,7 +275,7 @@ impl Server {
                 };
                 let push = Push::new(head, &DIMS, body).expect("a push that fits");
                 let body = Body::Push(Arc::new(push));
-                self.requests.insert(request, Open { conn, label, body });
+                self.requests.insert(request, PendingRequest { conn, label, body });
                 self.handle(context, Event::Push(event));
             }
             Content::Accepted | Content::Piece(..) | Content::Ack(_) | Content::Refused(..) => {
@@ -311,7 +311,7 @@ impl Server {
             Effect::Apply(request) => self.ask(context, &Task::Push(request)),
             Effect::Answer(request) => self.ask(context, &Task::Pull(request)),
             Effect::Acknowledge(request) => {
-                if let Some(Open { conn, label, .. }) = self.requests.remove(&request) {
+                if let Some(PendingRequest { conn, label, .. }) = self.requests.remove(&request) {
                     context.send(conn, Message::Frame(frames::ack(label, label.sequence)));
                 }
             }
@@ -359,7 +359,7 @@ impl Server {
     }
 
     fn refuse(&mut self, context: &mut Context<'_>, request: Request, refusal: server::Refusal) {
-        if let Some(Open { conn, label, .. }) = self.requests.remove(&request) {
+        if let Some(PendingRequest { conn, label, .. }) = self.requests.remove(&request) {
             let frame = frames::refusal(label, &refusal, label.sequence);
             context.send(conn, Message::Frame(frame));
         }
@@ -368,9 +368,10 @@ impl Server {
     fn drop_owners(&mut self, context: &mut Context<'_>, generation: Generation) {
         self.owners.take_if(|owners| owners.generation == generation);
         self.copies.clear();
-        let is_pull = |open: &Open| matches!(open.body, Body::Pull { .. });
-        let of_it =
-            |(_, open): &(&Request, &Open)| is_pull(open) && open.label.generation == generation;
+        let is_pull = |open: &PendingRequest| matches!(open.body, Body::Pull { .. });
+        let of_it = |(_, open): &(&Request, &PendingRequest)| {
+            is_pull(open) && open.label.generation == generation
+        };
         let pulls: Vec<Request> = self.requests.iter().filter(of_it).map(|(id, _)| *id).collect();
         for pull in pulls {
             self.refuse(context, pull, server::Refusal::NotServing);

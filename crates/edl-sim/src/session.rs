@@ -33,7 +33,7 @@ pub(crate) enum Heard<C> {
     Command(C),
     /// The master that was followed is gone.
     Lost,
-    /// There is no master to look for any more.
+    /// There is no master to look for anymore.
     GivenUp(String),
 }
 

@@ -28,7 +28,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(150);
 const MAX_ACTIONS: u64 = 5_000_000;
 /// Masters that may die in the middle of their effects.
 const MAX_DEATHS: u32 = 15;
-/// How long a process runs on beside its replacement.
+/// How long a process keeps running next to its replacement.
 const ZOMBIE_TIME: Duration = Duration::from_secs(8);
 
 pub struct Site {
@@ -308,7 +308,7 @@ impl Site {
         self.report(Report::Started { instance, pid });
     }
 
-    /// Kills a process. A frozen one may continue beside its replacement: the platform believes
+    /// Kills a process. A frozen one may continue next to its replacement: the platform believes
     /// that it is gone, as after the loss of a node.
     pub(crate) fn kill(&mut self, pid: Pid) {
         let is_frozen = self.processes.get(&pid).is_some_and(|slot| slot.is_frozen);
@@ -422,7 +422,7 @@ impl Site {
         }
     }
 
-    /// The master is cut off and frozen, and another one is started meanwhile.
+    /// The master is disconnected and frozen, and another one is started meanwhile.
     pub(crate) fn depose_master(&mut self, time: Duration) {
         let Some(old) = self.master.take() else { return };
         self.last_master = None;

@@ -36,7 +36,7 @@ pub const FORMAT_APART: u32 = 2;
 pub const FORMAT_SCRIPT: u32 = 3;
 
 const MANIFEST: &str = "manifest.json";
-/// Times that a folder is emptied into which others may still write.
+/// How often a folder is emptied that others may still write to.
 const MAX_REMOVALS: u32 = 10;
 
 /// A complete checkpoint on disk.
@@ -69,13 +69,13 @@ pub enum Error {
     FirstValues { source: Box<first_values::Error> },
 }
 
-/// The format of a checkpoint, by whether dense parameters and rows lie apart.
+/// The format of a checkpoint, by whether dense parameters and rows are separate.
 #[must_use]
 pub fn format(is_apart: bool) -> u32 {
     if is_apart { FORMAT_APART } else { FORMAT }
 }
 
-/// Whether dense parameters and rows lie apart in a format; none if this build cannot read it.
+/// Whether dense parameters and rows are separate in a format; none if this build cannot read it.
 #[must_use]
 pub fn is_apart(format: u32) -> Option<bool> {
     match format {
@@ -86,7 +86,7 @@ pub fn is_apart(format: u32) -> Option<bool> {
 }
 
 /// Writes one partition's file into the folder `dir`. When this returns the file is on disk. A folder
-/// that is gone is not made again: the master has given up the checkpoint.
+/// that is gone is not recreated: the master has given up the checkpoint.
 pub fn write_file(dir: &Path, snapshot: &Snapshot) -> Result<FileEntry, Error> {
     let partition = snapshot.header.partition;
     let name = file_name(partition);
@@ -188,7 +188,7 @@ impl Checkpoint {
 }
 
 /// The complete checkpoints below `dir`, the newest last. Damaged ones are passed over, unless
-/// there is nothing else: then the newest damage is the answer.
+/// there is no other: then the error of the newest one is returned.
 pub fn find(dir: &Path) -> Result<Vec<Checkpoint>, Error> {
     let mut found = Vec::new();
     let mut refused = None;
@@ -208,8 +208,8 @@ pub fn find(dir: &Path) -> Result<Vec<Checkpoint>, Error> {
     }
 }
 
-/// The newest complete checkpoint below `dir`. Refuses a folder to which several runs write: which of
-/// them is meant?
+/// The newest complete checkpoint below `dir`. Rejects a folder with checkpoints of several runs,
+/// because it is ambiguous.
 pub fn newest(dir: &Path) -> Result<Option<Checkpoint>, Error> {
     let mut found = find(dir)?;
     let runs: BTreeMap<&str, &str> =
@@ -222,7 +222,7 @@ pub fn newest(dir: &Path) -> Result<Option<Checkpoint>, Error> {
 }
 
 /// Removes the folders of `run` that no manifest completes and whose checkpoint `is_over`. The name of
-/// a folder says whose it is: those of other runs stay.
+/// a folder includes its run: those of other runs are kept.
 pub fn sweep(dir: &Path, run: RunId, is_over: impl Fn(CheckpointId) -> bool) -> Result<(), Error> {
     for folder in folders(dir)? {
         let name = folder.file_name().and_then(OsStr::to_str).and_then(CheckpointName::parse);
@@ -234,7 +234,7 @@ pub fn sweep(dir: &Path, run: RunId, is_over: impl Fn(CheckpointId) -> bool) -> 
     Ok(())
 }
 
-/// Removes a checkpoint. The manifest goes first, so that a half removed one is none.
+/// Removes a checkpoint, its manifest first, so a partly removed one does not count as complete.
 pub fn remove(folder: &Path) -> Result<(), Error> {
     match fs::remove_file(folder.join(MANIFEST)) {
         Ok(()) => sync_folder(folder)?,

@@ -2,8 +2,8 @@
 //! From a complete checkpoint to files that other programs read.
 //!
 //! `model.safetensors` holds the dense parameters by name and shape, and each table as two
-//! tensors: `<table>.ids` and `<table>.rows`, in the order of the ids. Optimizer state stays
-//! behind. `model.json` says what it is. The model need not fit in memory.
+//! tensors: `<table>.ids` and `<table>.rows`, in the order of the ids. Optimizer state is not
+//! exported. `model.json` describes the model. The model need not fit in memory.
 
 mod parts;
 

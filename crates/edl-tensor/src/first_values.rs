@@ -21,7 +21,7 @@ const STATE_FILE: &str = edl_core::job_dir::FIRST_STATE;
 /// The flat vector of all dense parameters.
 const DENSE: &str = "dense";
 
-/// Why a model's first values cannot be written or read.
+/// Why a model's initial values cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub enum Error {
     Length { path: PathBuf, has: usize, needs: usize },
 }
 
-/// Brings the first values of `model` to its job, unless it needs none or they are there.
+/// Writes the initial values of `model` to its job, unless it needs none or they exist.
 pub fn offer(job_dir: &Path, model: &dyn Model) -> Result<(), Error> {
     let spec = model.spec();
     if !spec.brings_first_values() || job_dir.join(FILE).exists() {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn given_rows_are_made_in_the_partitions_of_their_ids_and_only_there() {
+    fn given_rows_are_created_only_in_the_partitions_of_their_ids() {
         let dir = tempfile::tempdir().unwrap();
         let table = |name: &str, init| TableSpec { name: name.into(), dim: 2, init };
         let model = Arc::new(ModelSpec {

@@ -5,8 +5,8 @@ use edl_core::applied::AppliedSet;
 
 use crate::checkpoint::{Manifest, codec};
 
-/// Reads bytes as a partition's file. The checksum is not asked for, because no fuzzer can guess
-/// it and the code behind it would stay untried.
+/// Reads bytes as a partition's file. The checksum is not checked, because no fuzzer can guess it
+/// and the code after the check would never run.
 pub fn partition_file(bytes: &[u8]) {
     if let Ok((snapshot, _, _)) = codec::parse(&mut &*bytes) {
         let held = snapshot.n_bytes();

@@ -158,7 +158,7 @@ mod tests {
         let truncated = values(Init::TruncatedNormal { mean: 3.0, std: 2.0 }, n);
         assert!(truncated.iter().all(|v| (-1.0..=7.0).contains(v)));
         let (mean, std) = mean_and_std(&truncated);
-        // The deviation of a normal distribution that is cut at two deviations.
+        // The deviation of a normal distribution that is truncated at two deviations.
         assert!((mean - 3.0).abs() < 0.03 && (std - 2.0 * 0.879_626).abs() < 0.02);
     }
 
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_pinned_for_ever() {
+    fn values_are_pinned_forever() {
         let pinned = values(Init::Uniform { low: 0.0, high: 1.0 }, 3);
         expect_test::expect![[r#"
             [

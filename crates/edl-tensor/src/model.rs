@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `Model` trait: what the training loop asks of a model, whatever engine is behind it.
+//! The `Model` trait: what the training loop needs from a model, regardless of its engine.
 //!
 //! A model keeps no state between calls that a result depends on: parameters and embedding rows
 //! come in, gradients go out. So any worker can train any batch, any number of times.
 
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
+use edl_core::upcoming::Upcoming;
 
 use crate::batch::Batch;
 
@@ -20,7 +21,7 @@ pub struct Mean<'a> {
 pub trait Model: Send {
     fn spec(&self) -> &ModelSpec;
 
-    /// The first values of all dense parameters, laid out like `Inputs::dense`; those under
+    /// The initial values of all dense parameters, laid out like `Inputs::dense`; those under
     /// `Init::Given` are taken. Every worker of a job may be asked, and the first answer counts.
     fn first_values(&self) -> Option<Vec<f32>> {
         None
@@ -77,6 +78,10 @@ pub trait Model: Send {
     /// `finish`.
     fn at(&mut self, _step: u64, _is_leader: bool) {}
 
+    /// What probably follows the next pass, for a model that reads records itself. Workers say so
+    /// before each pass in training.
+    fn upcoming(&mut self, _passes: Upcoming) {}
+
     /// Takes an optimizer step by the mean gradient of all lanes, where the optimizer is
     /// `OptimizerKind::Script`: changes `dense` and the state of the script. The result follows from
     /// these and `seed` alone. After an error, all later calls must fail.
@@ -94,7 +99,7 @@ pub trait Model: Send {
         Ok(())
     }
 
-    /// The parameters that a worker of AllReduce ends with, for a model that hands them on.
+    /// The parameters that a worker of AllReduce ends with, for a model that passes them on.
     fn finish(&mut self, _dense: &[f32]) {}
 }
 
@@ -173,6 +178,8 @@ pub enum Error {
     /// The loss or the gradient.
     #[error("the {0} is not finite")]
     NonFinite(&'static str),
+    #[error("the training script has left its loop")]
+    Quit,
     #[error("{0}")]
     Other(String),
 }

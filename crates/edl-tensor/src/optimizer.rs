@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Optimizers, with their state beside the weights they change.
+//! Optimizers, with their state next to the weights they change.
 //!
 //! The formulas are those of Keras 3, or those of PyTorch where the job's optimizer says so. Keras
 //! adds epsilon to the root in Adam, AMSGrad and AdamW (after the bias correction has moved into
@@ -59,7 +59,7 @@ impl Optimizer {
         &self.spec
     }
 
-    /// What each weight has beside itself, in the order of the slots. Slots of the same name mean
+    /// The names of the slots of each weight, in order. Slots of the same name mean
     /// the same, so one job can continue with those of another.
     #[must_use]
     pub fn slot_names(&self) -> &'static [&'static str] {
@@ -97,7 +97,7 @@ impl Optimizer {
         self.slot_names().len()
     }
 
-    /// The first value of a slot.
+    /// The initial value of a slot.
     #[must_use]
     pub fn initial(&self, slot: usize) -> f32 {
         let (OptimizerKind::Adagrad { initial_accumulator, .. }

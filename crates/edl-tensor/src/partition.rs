@@ -103,7 +103,7 @@ impl Partition {
     /// model provides them.
     ///
     /// # Panics
-    /// If the layout has no such partition, or is not of this model, or an epoch has no batches.
+    /// If the layout has no such partition or is for another model, or an epoch has no batches.
     #[must_use]
     pub fn new(config: PartitionConfig) -> Self {
         let PartitionConfig { id, layout, model, optimizer, seed, n_batches, mode, .. } = &config;
@@ -133,10 +133,10 @@ impl Partition {
     /// dense parameters, and the rows of some tables.
     ///
     /// # Panics
-    /// As `new`, and if `values` are not of this model.
+    /// As `new`, and if `values` are for another model.
     #[must_use]
     pub fn with_first_values(config: PartitionConfig, values: &[f32], rows: &[Vec<f32>]) -> Self {
-        assert_eq!(values.len(), config.layout.dense_len, "first values of another model");
+        assert_eq!(values.len(), config.layout.dense_len, "initial values of another model");
         let mut partition = Self::new(config);
         let PartitionConfig { id, layout, model, .. } = &partition.config;
         partition.dense.give(model, &layout.segment(*id), values);
@@ -168,7 +168,7 @@ impl Partition {
         &self.applied
     }
 
-    /// Rows made so far, over all tables.
+    /// Rows created so far, over all tables.
     #[must_use]
     pub fn n_rows(&self) -> u64 {
         self.tables.iter().map(|table| table.n_rows() as u64).sum()
@@ -198,7 +198,7 @@ impl Partition {
         self.rounds.as_ref().map_or(steps, Rounds::n_staged)
     }
 
-    /// Writes the rows of `ids` to `out`; missing ones are made.
+    /// Writes the rows of `ids` to `out`; missing ones are created.
     ///
     /// # Panics
     /// If there is no such table, or `out` does not hold one row per id.

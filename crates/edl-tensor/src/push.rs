@@ -64,7 +64,7 @@ struct Start {
     grad: usize,
 }
 
-/// Why numbers do not make a push.
+/// Why numbers do not form a push.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("invalid push: partitions {start}..{end} of {n_partitions}")]

@@ -4,7 +4,7 @@
 //! A row is its weights followed by its optimizer slots, so an update touches one place.
 //! Rows lie in chunks of fixed size that never move; an index maps ids to row numbers. Calls
 //! work in small groups of ids: they ask for all index lines, then for all rows, and then touch
-//! the rows, so many misses are under way at once.
+//! the rows, so that many cache misses overlap.
 
 mod index;
 
@@ -40,7 +40,7 @@ pub struct Table {
     dim: usize,
     init: Init,
     key: u64,
-    /// First values of the slots of one row.
+    /// Initial values of the slots of one row.
     fresh_slots: Vec<f32>,
     slab: Slab,
     index: Index,
@@ -357,7 +357,7 @@ impl Table {
         place
     }
 
-    /// Panics where index and rows disagree.
+    /// Panics if the index and the rows disagree.
     pub fn check_invariants(&self) {
         assert_eq!(self.index.len(), self.slab.len(), "each row has one index entry");
         for (place, id) in (0..).zip(&self.slab.ids) {
@@ -366,17 +366,17 @@ impl Table {
     }
 }
 
-/// Cuts the slots of one row apart.
+/// Splits the slots of one row.
 fn split(slots: &mut [f32], dim: usize) -> Slots<'_> {
     let n_slots = slots.len() / dim;
     let mut rest = slots;
-    let mut cut: Slots<'_> = [&mut [], &mut [], &mut []];
-    for slot in cut.iter_mut().take(n_slots.min(MAX_SLOTS)) {
+    let mut split: Slots<'_> = [&mut [], &mut [], &mut []];
+    for slot in split.iter_mut().take(n_slots.min(MAX_SLOTS)) {
         let (head, tail) = rest.split_at_mut(dim);
         *slot = head;
         rest = tail;
     }
-    cut
+    split
 }
 
 /// Asks the processor to load a value, line by line, before it is needed.
@@ -388,7 +388,7 @@ fn prefetch<T: ?Sized>(value: &T) {
         let start = std::ptr::from_ref(value).cast::<i8>();
         for offset in (0..size_of_val(value)).step_by(size_of::<Line>()) {
             #[expect(unsafe_code, reason = "the instruction has no safe form")]
-            // SAFETY: a prefetch reads and writes nothing, whatever the address.
+            // SAFETY: a prefetch reads and writes nothing, regardless of the address.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
             }

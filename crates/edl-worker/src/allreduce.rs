@@ -7,6 +7,7 @@
 //!
 //! The machine [`Member`](edl_core::member::Member) makes the decisions; this folder performs them.
 
+mod alone;
 mod fault;
 mod interrupt;
 mod lanes;
@@ -40,6 +41,7 @@ use crate::progress::Progress;
 use crate::servers::Dial;
 use crate::{Error, chain};
 
+pub use alone::train_alone;
 pub(crate) use interrupt::Interrupt;
 pub(crate) use mesh::{Identity, OpenMesh, open_mesh};
 pub(crate) use shell::{MemberShell, Queues};
@@ -84,7 +86,7 @@ pub(crate) fn run(
     let (clip_lane, clip) =
         if dims.is_empty() { (None, recipe.clip()) } else { (recipe.clip(), None) };
     let tables = Tables::new(dims, dial, Arc::clone(&start.interrupt), Arc::clone(&start.progress));
-    let mut lanes = Lanes::new(model, spec, tables, clip_lane);
+    let mut lanes = Lanes::new(model, (spec, &feeder.plan), tables, clip_lane);
     let batch = batch_of(0, feeder.plan.n_batches());
     let records = feeder.read(&Records::Lane(batch, 0));
     let n_records = feeder.plan.n_records_of(0);
@@ -146,7 +148,7 @@ fn check(model: &ModelSpec, plan: &BatchPlan, has_servers: bool) -> Result<(), E
     Ok(())
 }
 
-/// Trains the first lane of the first step on first values; a hash of the result.
+/// Trains the first lane of the first step on the initial values; returns a hash of the result.
 fn probe(
     lanes: &mut Lanes,
     recipe: &Recipe,

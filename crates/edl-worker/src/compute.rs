@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use edl_core::error::is_disk_full;
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::Metric;
-use edl_core::worker::{Computed, Event, Fault, Finished, Item, Pass, Shard, Wants};
+use edl_core::worker::{Computed, Event, Fault, Finished, Pass, Shard, Wants, WorkItem};
 use edl_net::data::Versions;
 use edl_tensor::model::{self, Inputs, Model};
 use tracing::{info, trace};
@@ -25,22 +25,22 @@ use crate::train::{Lookups, Trainer};
 
 /// What the compute thread gets: data from other threads, and what to do with them.
 pub(crate) enum Task {
-    Records(Item, Decoded),
+    Records(WorkItem, Decoded),
     Parameters {
         connection: u64,
-        item: Item,
+        item: WorkItem,
         pull: Pull,
         versions: Versions,
     },
     /// A gradient is sent; its buffers can be used again.
     Sent(Push),
-    Forget(Item),
+    Forget(WorkItem),
     Pull {
         connection: u64,
-        item: Item,
+        item: WorkItem,
         wants: Wants,
     },
-    Compute(Item),
+    Compute(WorkItem),
     Begin {
         lease: LeaseId,
         shard: Shard,
@@ -66,7 +66,7 @@ pub(crate) struct Compute {
 /// What the machine's items stand for.
 #[derive(Default)]
 pub(crate) struct Numbers {
-    records: BTreeMap<Item, Decoded>,
+    records: BTreeMap<WorkItem, Decoded>,
     pulling: Option<Flight>,
     pulled: Option<(Flight, Pull, Versions)>,
     shards: BTreeMap<LeaseId, Sums>,
@@ -76,7 +76,7 @@ pub(crate) struct Numbers {
 /// An item on its way to the servers and back.
 struct Flight {
     connection: u64,
-    item: Item,
+    item: WorkItem,
     lookups: Lookups,
 }
 
@@ -112,13 +112,13 @@ impl Compute {
         }
     }
 
-    fn forget(&mut self, item: Item) {
+    fn forget(&mut self, item: WorkItem) {
         self.numbers.records.remove(&item);
         self.numbers.pulling.take_if(|flight| flight.item == item);
         self.numbers.pulled.take_if(|(flight, ..)| flight.item == item);
     }
 
-    fn pull(&mut self, connection: u64, item: Item, wants: Wants) {
+    fn pull(&mut self, connection: u64, item: WorkItem, wants: Wants) {
         // Without records, the item was forgotten meanwhile and the machine waits for nothing.
         let Some(decoded) = self.numbers.records.get(&item) else { return };
         match self.trainer.prepare(&decoded.batch, wants) {
@@ -134,20 +134,20 @@ impl Compute {
         }
     }
 
-    fn compute(&mut self, item: Item) {
+    fn compute(&mut self, item: WorkItem) {
         let decoded = self.numbers.records.remove(&item).expect("records are kept until computed");
         let pulled = self.numbers.pulled.take().filter(|(flight, ..)| flight.item == item);
         let (flight, pull, versions) = pulled.expect("the item that is computed was pulled last");
         let ids = self.trainer.accept(&flight.lookups, pull, versions);
         match item {
-            Item::Batch(batch) => self.train(batch, &decoded, &flight.lookups, ids),
-            Item::Piece { lease, .. } => self.add_piece(lease, item, &decoded),
+            WorkItem::Batch(batch) => self.train(batch, &decoded, &flight.lookups, ids),
+            WorkItem::Piece { lease, .. } => self.add_piece(lease, item, &decoded),
         }
         self.trainer.recycle_lookups(flight.lookups);
     }
 
     fn train(&mut self, batch: BatchId, decoded: &Decoded, lookups: &Lookups, ids: Vec<Vec<u64>>) {
-        let item = Item::Batch(batch);
+        let item = WorkItem::Batch(batch);
         let (loss, push) = match self.trainer.train(batch, &decoded.batch, lookups, ids) {
             Ok(trained) => trained,
             Err(error) => {
@@ -156,6 +156,7 @@ impl Compute {
                     model::Error::NonFinite(_) => Fault::NonFinite(text),
                     model::Error::Column { .. }
                     | model::Error::Record { .. }
+                    | model::Error::Quit
                     | model::Error::Other(_) => Fault::Failed(text),
                 });
                 return self.driver.handle(Event::Computed { item, result });
@@ -172,7 +173,7 @@ impl Compute {
         unused.into_iter().for_each(|push| self.trainer.recycle(push));
     }
 
-    fn add_piece(&mut self, lease: LeaseId, item: Item, decoded: &Decoded) {
+    fn add_piece(&mut self, lease: LeaseId, item: WorkItem, decoded: &Decoded) {
         let added = match self.numbers.shards.get_mut(&lease) {
             Some(sums) => {
                 self.trainer.pass(&decoded.batch, |model, inputs| sums.add(model, inputs))
@@ -231,11 +232,11 @@ fn fault(error: &predict::Error, text: String) -> Fault {
 }
 
 /// An error of the model with the place of the records in the data.
-fn describe(error: &dyn std::error::Error, item: Item, decoded: &Decoded) -> String {
+fn describe(error: &dyn std::error::Error, item: WorkItem, decoded: &Decoded) -> String {
     let records = decoded.describe();
     match item {
-        Item::Batch(batch) => format!("{error} (batch {batch}: {records})"),
-        Item::Piece { .. } => format!("{error} ({records})"),
+        WorkItem::Batch(batch) => format!("{error} (batch {batch}: {records})"),
+        WorkItem::Piece { .. } => format!("{error} ({records})"),
     }
 }
 

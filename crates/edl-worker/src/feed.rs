@@ -11,7 +11,6 @@ use std::sync::mpsc::Receiver;
 
 use edl_core::batch::BatchPlan;
 use edl_core::id::BatchId;
-use edl_core::lanes;
 use edl_core::model::{FieldSpec, unlabelled};
 use edl_core::spec::JobSpec;
 use edl_core::worker::Records as Wanted;
@@ -125,11 +124,8 @@ impl Feeder {
 
     fn records_of_lane(&self, batch: BatchId, lane: u32) -> Result<Vec<u64>, String> {
         self.check(batch)?;
-        let n_records = self.plan.n_records_of(batch.index) as usize;
-        let minibatch = self.plan.minibatch_size / self.n_lanes;
-        let share = lanes::share_of(lane, n_records, self.n_lanes, minibatch);
-        let share = share.ok_or_else(|| format!("batch {batch} has no lane {lane}"))?;
-        Ok(self.plan.records_at(batch, share))
+        let records = self.plan.records_of_lane(batch, lane, self.n_lanes);
+        records.ok_or_else(|| format!("batch {batch} has no lane {lane}"))
     }
 
     fn check(&self, batch: BatchId) -> Result<(), String> {

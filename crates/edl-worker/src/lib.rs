@@ -44,6 +44,7 @@ use edl_net::place::Place;
 use edl_tensor::model::Model;
 use tokio_util::sync::CancellationToken;
 
+pub use allreduce::train_alone;
 pub(crate) use edl_core::error::chain;
 pub use notice::time_left;
 pub use session::Error;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation};
-use edl_core::worker::Item;
+use edl_core::worker::WorkItem;
 use edl_net::data::{Route, Versions};
 use tracing::{debug, warn};
 
@@ -16,13 +16,13 @@ use crate::servers::{Abort, Dial, Error, Pull, Push, Servers};
 /// How often a thread that waits for acknowledgements checks for a new request.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A question of the compute thread. Each carries the number of the connection it is meant for;
-/// one for a connection that is gone is not answered.
+/// A request of the compute thread. Each carries the number of its connection; a request for a
+/// connection that is gone is not answered.
 #[derive(Debug)]
 pub(crate) enum Ask {
     Connect(Route),
     /// The item comes back with the answer.
-    Pull(Item, Pull),
+    Pull(WorkItem, Pull),
     Push(Push),
     Skip(BatchId),
 }
@@ -30,7 +30,7 @@ pub(crate) enum Ask {
 /// What the link reports about one connection.
 pub(crate) enum News {
     Connected(Abort),
-    Pulled(Item, Pull, Versions),
+    Pulled(WorkItem, Pull, Versions),
     /// The gradient is sent; its buffers can be used again.
     Sent(Push),
     Acknowledged {
@@ -46,10 +46,10 @@ pub(crate) struct Link<T> {
     dial: Box<dyn Dial>,
     asks: Receiver<(u64, Ask)>,
     tell: T,
-    line: Option<Open>,
+    line: Option<OpenConnections>,
 }
 
-struct Open {
+struct OpenConnections {
     connection: u64,
     servers: Box<dyn Servers>,
     n_unanswered: usize,
@@ -75,7 +75,7 @@ impl<T: FnMut(u64, News)> Link<T> {
         }
     }
 
-    /// The next question; none after a moment in which answers may have come.
+    /// The next request; none after a moment in which answers may have come.
     fn next(&mut self) -> Result<Option<(u64, Ask)>, HungUp> {
         if self.line.as_ref().is_none_or(|open| open.n_unanswered == 0) {
             return self.asks.recv().map(Some).map_err(|RecvError| HungUp);
@@ -95,7 +95,8 @@ impl<T: FnMut(u64, News)> Link<T> {
             self.line = None;
             let line = self.dial.dial(route)?;
             let servers = line.servers;
-            self.line = Some(Open { connection, servers, n_unanswered: 0, has_worked: false });
+            self.line =
+                Some(OpenConnections { connection, servers, n_unanswered: 0, has_worked: false });
             (self.tell)(connection, News::Connected(line.abort));
             return Ok(());
         }
@@ -124,7 +125,9 @@ impl<T: FnMut(u64, News)> Link<T> {
 
     fn broken(&mut self, connection: u64, error: &Error) {
         match self.line.take() {
-            Some(Open { has_worked: true, .. }) => warn!(reason = %error, "servers lost"),
+            Some(OpenConnections { has_worked: true, .. }) => {
+                warn!(reason = %error, "servers lost")
+            }
             Some(_) | None => debug!(reason = %error, "cannot reach the servers"),
         }
         (self.tell)(connection, News::Broken);

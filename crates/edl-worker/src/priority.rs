@@ -12,8 +12,8 @@ use rustix::process::{Pid, getpriority_process, setpriority_process};
 /// The variable that tells a worker which priority it gets when it is ready.
 pub const NORMAL_PRIORITY: &str = "ELASTICDL_NORMAL_PRIORITY";
 
-/// How much lower the priority is. Beside two workers on two cores, a process that starts still gets
-/// half of the CPU time that it would get otherwise, and training loses almost nothing.
+/// How much lower the priority is. Next to two workers on two cores, a process that starts still
+/// gets half of the CPU time that it would get otherwise, and training loses almost nothing.
 const STEPS: i32 = 10;
 
 /// The priority of this process, if it could be taken back after it was lowered.
@@ -32,7 +32,7 @@ pub fn normal() -> Option<i32> {
 /// Lowers the priority of a process that was just started; its threads inherit it.
 pub fn lower(pid: u32, normal: i32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    // It may have just ended; and without it, the start is only not as quiet.
+    // It may have just ended; and if this fails, the start only takes more CPU time from others.
     let _ignored = pid.map(|pid| setpriority_process(Some(pid), normal + STEPS));
 }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use edl_core::activity::Activity;
 use edl_core::id::BatchId;
-use edl_core::worker::{Computed, Effect, Event, Item, Records, Report, Worker};
+use edl_core::worker::{Computed, Effect, Event, Records, Report, WorkItem, Worker};
 use edl_net::convert;
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{debug, warn};
@@ -18,7 +18,7 @@ use crate::servers::{Abort, Push};
 pub(crate) struct PsWorker {
     pub(crate) machine: Worker,
     pub(crate) compute: Sender<Task>,
-    pub(crate) feed: Sender<(Item, Records)>,
+    pub(crate) feed: Sender<(WorkItem, Records)>,
     pub(crate) link: Sender<(u64, Ask)>,
     /// Ends the waits on this connection.
     pub(crate) abort: Option<(u64, Abort)>,
@@ -37,7 +37,7 @@ impl Driver<PsWorker> {
     /// A batch is trained. Its gradient is sent if the machine decides so, and returned otherwise.
     pub(crate) fn trained(&self, batch: BatchId, loss: f32, push: Push) -> Option<Push> {
         let result = Ok(Computed::Batch { loss });
-        let event = Event::Computed { item: Item::Batch(batch), result };
+        let event = Event::Computed { item: WorkItem::Batch(batch), result };
         let computed = |shell: &mut PsWorker| {
             shell.n_records += u64::from(push.n_records);
             shell.gradient = Some(push);

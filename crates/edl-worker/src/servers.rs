@@ -15,7 +15,7 @@ use edl_tensor::push::Lane;
 
 use crate::chain;
 
-/// A connection to a server must stand after this time.
+/// A connection to a server must be established within this time.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// A frame must not stop in the middle for longer than this.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub(crate) struct Pull {
     pub(crate) will_push: bool,
     /// Rounds that must have been applied.
     pub(crate) min_round: Option<u64>,
-    /// The rows alone are wanted, as they are after so many steps.
+    /// The rows alone are wanted, as they are after this many steps.
     pub(crate) step: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) trait Dial: Send {
     fn dial(&mut self, route: &Route) -> Result<Line, Error>;
 }
 
-/// Standing connections, and the means to end every wait on them at once.
+/// Open connections, and the means to end every wait on them at once.
 pub(crate) struct Line {
     pub(crate) servers: Box<dyn Servers>,
     pub(crate) abort: Abort,
@@ -83,7 +83,7 @@ pub(crate) type Abort = Box<dyn Fn() + Send>;
 pub(crate) enum Error {
     #[error("{0}")]
     Lost(String),
-    /// They hold another step than the worker: only a load of both can mend that.
+    /// They are at a different step than the worker: only loading both can fix that.
     #[error("{0}")]
     StepMismatch(String),
 }

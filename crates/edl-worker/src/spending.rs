@@ -17,7 +17,7 @@ pub(crate) struct Spending {
     kind: AtomicU8,
     /// When the kind began, in nanoseconds from the origin.
     since: AtomicU64,
-    /// Work thrown away: so much of the next is done for the second time.
+    /// Work thrown away: this much of the next is done for the second time.
     wasted: AtomicU64,
 }
 
@@ -51,12 +51,12 @@ impl Spending {
         self.kind.store(place(kind), Ordering::Release);
     }
 
-    /// So much computing was for nothing.
+    /// This much computing was wasted.
     pub(crate) fn waste(&self, time: Duration) {
         self.wasted.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
-    /// All that was spent up to now, and what is at hand.
+    /// The time spent up to now, and the current kind.
     pub(crate) fn read(&self) -> (Spent, TimeKind) {
         let at_hand = self.kind.load(Ordering::Acquire);
         let kind = TimeKind::ALL.get(usize::from(at_hand)).copied().unwrap_or_default();

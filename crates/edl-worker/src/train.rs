@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One batch through the model: parameters in, a gradient ready for the servers out.
 
+use edl_core::batch::BatchPlan;
 use edl_core::id::BatchId;
 use edl_core::optimizer::{self, Clip};
-use edl_core::rng;
 use edl_core::spec::JobSpec;
+use edl_core::upcoming::{Upcoming, batch_seed};
 use edl_core::worker::Wants;
 use edl_net::data::Versions;
 use edl_tensor::batch::Batch;
@@ -17,7 +18,7 @@ use crate::servers::{Pull, Push};
 /// The model with its buffers, and with the dense parameters that it saw last.
 pub(crate) struct Trainer {
     model: Box<dyn Model>,
-    seed: u64,
+    plan: BatchPlan,
     clip: Option<Clip>,
     dense_len: usize,
     /// Numbers per row of each table.
@@ -102,10 +103,10 @@ impl<T: Default> Spare<T> {
 }
 
 impl Trainer {
-    pub(crate) fn new(model: Box<dyn Model>, spec: &JobSpec) -> Self {
+    pub(crate) fn new(model: Box<dyn Model>, spec: &JobSpec, plan: BatchPlan) -> Self {
         let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
         Self {
-            seed: spec.seed,
+            plan,
             clip: optimizer::clip(spec, model.spec()),
             dense_len: model.spec().dense_len(),
             dense: Vec::new(),
@@ -177,7 +178,8 @@ impl Trainer {
         for (grads, rows) in self.gradient.rows.iter_mut().zip(&self.rows) {
             grads.resize(rows.len(), 0.0);
         }
-        let seed = rng::key(&[self.seed, u64::from(id.epoch), u64::from(id.index)]);
+        let seed = batch_seed(self.plan.seed, id);
+        self.model.upcoming(Upcoming::Batches { plan: self.plan.clone(), batch: id });
         let inputs = Inputs { batch, dense: &self.dense, rows: &self.rows };
         let outcome = self.model.train(inputs, seed, &mut self.gradient)?;
         if !outcome.loss.is_finite() {

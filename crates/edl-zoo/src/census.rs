@@ -280,7 +280,7 @@ mod tests {
     fn equal_texts_in_different_columns_have_different_ids() {
         assert_eq!(category_id("race", b" White"), category_id("race", b"White"));
         assert_ne!(category_id("race", b"?"), category_id("workclass", b"?"));
-        // Trained tables are read by later releases, so ids are fixed for ever.
+        // Trained tables are read by later releases, so ids are fixed forever.
         assert_eq!(category_id("race", b"White"), 6_802_171_508_119_406_599);
     }
 

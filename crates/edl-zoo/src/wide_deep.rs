@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `wide_deep`: a linear model over features and their crosses beside a deep network.
+//! `wide_deep`: a linear model over features and their crosses, combined with a deep network.
 //!
 //! Cheng et al., "Wide & deep learning for recommender systems", 2016, with the crosses of
 //! TensorFlow's census tutorial.

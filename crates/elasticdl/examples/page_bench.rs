@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What it costs a job to be looked at: its speed with and without somebody who watches the page
+//! The cost of observing a job: its speed with and without a client that watches the page
 //! and scrapes the metrics every second. Within one job the two take turns, so that both sides
 //! see the same machine.
 //!
@@ -67,7 +67,7 @@ impl Drop for Ended {
     }
 }
 
-/// Somebody who watches and somebody who scrapes.
+/// A client that watches and one that scrapes.
 struct Watching(Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>);
 
 impl Watching {
@@ -152,7 +152,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The command, beside the folder of this example.
+/// The command, next to the folder of this example.
 fn binary() -> anyhow::Result<PathBuf> {
     let here = std::env::current_exe()?;
     let folder = here.parent().and_then(Path::parent).context("a folder of programs")?;

@@ -257,7 +257,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Waits for so many workers that train, and for all spares.
+    /// Waits for this many workers that train, and for all spares.
     async fn wait_for_all(&mut self, n_workers: usize) -> anyhow::Result<JobStatus> {
         let n_spares = self.n_spares;
         let is_spare = |i: &&Instance| i.state() == InstanceState::Spare;
@@ -426,7 +426,7 @@ impl Drop for Peer {
     }
 }
 
-/// The command, built beside this program.
+/// The command, built next to this program.
 fn binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.parent().and_then(Path::parent).context("no folder")?;

@@ -108,7 +108,7 @@ fn whole_system(model: &str, epochs: u32, n_ps: u32, data: &Path) -> anyhow::Res
     Ok((last.1 - first.1) / (last.0 - first.0))
 }
 
-/// The command, built beside this program.
+/// The command, built next to this program.
 fn binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.parent().and_then(Path::parent).ok_or_else(|| anyhow::anyhow!("no folder"))?;

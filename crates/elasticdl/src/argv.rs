@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_nothing_here_can_follow_is_refused_by_name() {
+    fn a_flag_that_has_no_counterpart_here_is_refused_by_name() {
         let args = ["elasticdl", "train", "--need-tf-config=x"].map(OsString::from);
         let error = normalise(args).unwrap_err().to_string();
         assert!(error.starts_with("--need_tf_config configures TensorFlow's"), "{error}");

@@ -298,9 +298,9 @@ pub(crate) struct ScriptArgs {
     /// workers]
     #[arg(long, value_name = "N")]
     pub(crate) lanes: Option<u32>,
-    /// Where optimizer steps are taken: `rust` in the job, for known optimizers; `python` in the
-    /// script, for any optimizer; `auto` in the script if it calls `optimizer.step()`, or if the job
-    /// does not know the optimizer
+    /// What takes the optimizer steps: elasticdl (`rust`, for supported optimizers) or the script
+    /// (`python`, for any optimizer); `auto` chooses the script if it calls `optimizer.step()` or
+    /// its optimizer is not supported
     #[arg(long, value_name = "WHERE", value_parser = ["auto", "rust", "python"], default_value = "auto")]
     pub(crate) step: String,
     /// Random seed
@@ -470,7 +470,7 @@ pub(crate) struct ChaosArgs {
     pub(crate) seed: u64,
 }
 
-/// What can be done to a process.
+/// A fault to inject into a process.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum How {
     /// Kill the process (SIGKILL)

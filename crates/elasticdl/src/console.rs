@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use edl_core::text::plural;
 use serde::Serialize;
 
-/// Writes a line to standard error. A closed one is no reason to fail.
+/// Writes a line to standard error. It is not an error if that is closed.
 pub(crate) fn eprint(line: impl Display) {
     let _closed = writeln!(io::stderr().lock(), "{line}");
 }
@@ -37,7 +37,7 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
     format!("{} {}", grouped(number), plural(number, noun))
 }
 
-/// A span of time in the two largest units that say something.
+/// A span of time in its two largest units that are not zero.
 pub(crate) fn span(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".into();

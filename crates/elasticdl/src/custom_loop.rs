@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use edl_core::id::WorkerId;
 use edl_core::job_dir::JobDir;
 use edl_core::model::ModelSpec;
-use edl_core::spec::{JobSpec, LogLevel};
+use edl_core::spec::{JobSpec, LogLevel, Strategy};
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use edl_tensor::first_values;
@@ -37,6 +37,8 @@ const JOB_DIR: &str = "ELASTICDL_JOB_DIR";
 const OUTPUT: &str = "ELASTICDL_OUTPUT";
 /// The number of lanes of a step.
 const LANES: &str = "ELASTICDL_LANES";
+/// The number of workers that the job starts with.
+const WORLD_SIZE: &str = "ELASTICDL_WORLD_SIZE";
 /// Set for a worker whose supervisor holds its standard input.
 pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// Set for a worker in a pod.
@@ -46,7 +48,7 @@ const MODEL: &str = "model.json";
 const VALUES: &str = "first_values.f32";
 /// Only if the script takes the optimizer steps.
 const STATE: &str = "first_state.bin";
-/// Who takes the optimizer steps: `auto` if unset, `rust` or `python`.
+/// Where optimizer steps are taken: `auto` (if unset), `rust` or `python`.
 pub(crate) const STEP: &str = "ELASTICDL_STEP";
 /// A script may read much data before its first step.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
@@ -95,6 +97,7 @@ fn command(spec: &JobSpec) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("exec {}", spec.job_command));
     command.envs(python::environment(spec)).env(LANES, spec.n_lanes().to_string());
+    command.env(WORLD_SIZE, spec.num_workers.to_string());
     command
 }
 
@@ -206,6 +209,29 @@ pub fn work(open: impl FnOnce(ModelSpec) -> OpenModel) -> Result<u8, String> {
     ended.map(crate::exit::Exit::code).map_err(|error| format!("{error:#}"))
 }
 
+/// Trains in this process, without a job. `description` is what a script writes that is run up to
+/// its first step; `values` and `state` are those before it. The result is that of a job with as
+/// many lanes.
+pub fn work_alone(
+    description: &str,
+    (values, state): (Vec<f32>, Vec<u8>),
+    lanes: u32,
+    open: impl FnOnce(ModelSpec) -> OpenModel,
+) -> Result<u8, String> {
+    let described: Description =
+        serde_json::from_str(description).map_err(|error| error.to_string())?;
+    let described = Description { first_values: values, first_state: state, ..described };
+    let strategy = Strategy::Allreduce;
+    let mut spec =
+        JobSpec { distribution_strategy: strategy, lanes: Some(lanes), ..JobSpec::default() };
+    described.settle(&mut spec);
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    described.save(folder.path()).map_err(|error| format!("{error:#}"))?;
+    let model = open(described.model)(&spec)?;
+    let trained = edl_worker::train_alone(&spec, described.plan.n_records, model, folder.path());
+    trained.map(|()| crate::exit::Exit::Ok.code()).map_err(|error| error.to_string())
+}
+
 fn membership() -> Result<(WorkerId, Membership), String> {
     let read = |name: &str| {
         std::env::var(name).map_err(|_| {
@@ -238,7 +264,7 @@ mod tests {
     #[test]
     fn a_worker_finds_its_job_in_its_environment() {
         let (key_file, job_dir) = (Path::new("/key/job.key"), Path::new("/data/job"));
-        let spec = JobSpec { lanes: Some(2), ..saying("python train.py") };
+        let spec = JobSpec { lanes: Some(2), num_workers: 3, ..saying("python train.py") };
         let command = worker(&spec, 7, "there:1", key_file, job_dir);
         let words: Vec<&OsStr> = command.get_args().collect();
         assert_eq!(words, ["-c", "exec python train.py"]);
@@ -249,6 +275,7 @@ mod tests {
             ("ELASTICDL_JOB_DIR", "/data/job"),
             ("OMP_NUM_THREADS", "1"),
             ("ELASTICDL_LANES", "2"),
+            ("ELASTICDL_WORLD_SIZE", "3"),
         ] {
             let is_set = (OsStr::new(name), Some(OsStr::new(value)));
             assert!(command.get_envs().any(|set| set == is_set), "{name}");

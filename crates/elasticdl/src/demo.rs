@@ -110,7 +110,7 @@ fn start(home: &Home, args: &DemoArgs, which: &str, workers: u32) -> anyhow::Res
     Ok(job)
 }
 
-/// Set when the user presses Ctrl-C or the process is told to exit.
+/// Set when the user presses Ctrl-C or the process is asked to exit.
 fn interrupt() -> anyhow::Result<CancellationToken> {
     let interrupt = CancellationToken::new();
     let (runtime, shutdown) = (crate::runtime()?, interrupt.clone());

@@ -5,7 +5,7 @@ use std::fmt;
 
 pub(crate) use edl_core::exit::Exit;
 
-/// A sentence for the user that names the thing and the next step, and the code to leave with.
+/// A sentence for the user that names the problem and the next step, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) exit: Exit,
@@ -30,7 +30,7 @@ pub(crate) fn not_found(text: impl Into<String>) -> anyhow::Error {
     Refusal { exit: Exit::NotFound, text: text.into() }.into()
 }
 
-/// The code that an error leaves the process with.
+/// The exit code for an error.
 pub(crate) fn of_error(error: &anyhow::Error) -> Exit {
     error.downcast_ref::<Refusal>().map_or(Exit::Failed, |refusal| refusal.exit)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `explain`: why a job failed or stalled, and what to do; for a TrainingJob also why it has the
-//! workers that it has.
+//! `explain`: why a job failed or stalled, and what to do; for a TrainingJob, also why it has its
+//! current number of workers.
 //!
 //! This only gathers facts and prints; `edl_core::verdict` judges.
 

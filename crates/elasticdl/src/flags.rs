@@ -103,7 +103,7 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
 impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
     fn augment_args(command: Command) -> Command {
         let defaults = serde_json::json!(JobSpec::default());
-        // A command may have flags of its own with the same names.
+        // A command may have its own flags with the same names.
         let own: Vec<String> =
             command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
         let args = flags(GROUPS).filter(|(field, _)| !own.iter().any(|name| name == field.name));

@@ -67,7 +67,7 @@ mod ui;
 mod usage;
 mod zoo;
 
-pub use custom_loop::work;
+pub use custom_loop::{work, work_alone};
 pub use host::{Host, Python};
 
 /// The commit that this was built from.

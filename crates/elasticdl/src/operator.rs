@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn flags_say_by_which_rules_is_planned() {
+    fn flags_set_the_policy_and_the_load_limit() {
         let options = options(&flags(0.97, "edl")).unwrap();
         assert_eq!((options.policy, options.max_load_permille), (Policy::Edl, 970));
     }
 
     #[test]
-    fn what_cannot_be_planned_by_is_refused() {
+    fn an_invalid_policy_or_load_limit_is_refused() {
         for (load, policy, why) in [
             (0.0, "edl", "--max_load_desired=0 must be above 0"),
             (1.5, "edl", "at most 1"),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_installs_the_operator_is_printed() {
+    fn the_manifests_that_install_the_operator_are_printed() {
         let command = OperatorCommand::Manifests { namespace: "x".into(), image: "i".into() };
         let args = OperatorArgs {
             command: Some(command),

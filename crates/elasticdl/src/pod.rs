@@ -2,8 +2,9 @@
 //! `pod master|ps|worker`: a process of a job inside a container, configured by the files and
 //! variables of its pod.
 //!
-//! Only the cluster supervises it. A master that is told to exit does so at once, as if it had been
-//! killed: its job keeps running, and a Kubernetes Job creates the next master.
+//! Only the cluster supervises it. A master that is asked to exit does so at once, as if it had been
+//! killed: its job keeps running, and a Kubernetes Job creates the next master. If a user has deleted
+//! all pods of the job, it saves the job first.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;

@@ -198,7 +198,7 @@ fn exit_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     thread.map(drop).context("cannot watch the supervisor")
 }
 
-/// Ends this process at once. The code that `exit` would run must not run beside other threads,
+/// Ends this process at once. The code that `exit` would run must not run while other threads exist,
 /// which may be in the middle of user code.
 fn kill_self() {
     let _ignored = signals::send(std::process::id(), Signal::KILL);

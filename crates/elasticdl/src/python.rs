@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Python interpreter that runs a job's Python model, if this process is none.
+//! The Python interpreter that runs a job's Python model, if this process is not one.
 
 use std::ffi::OsString;
 use std::io::{Seek as _, Write as _};

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
 }
 
 /// Refuses a Python script that does not use elasticdl: without `elasticdl.init()`, it would train
-/// to its end before it is known that it is no worker. Modules beside the script may do so for it.
+/// to its end as an ordinary script. Modules next to the script may call it instead.
 fn check_script(args: &ScriptArgs) -> anyhow::Result<()> {
     let Some(script) = args.script.first().filter(|_| !args.module && !args.no_python) else {
         return Ok(());

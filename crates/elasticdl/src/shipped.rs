@@ -62,7 +62,7 @@ fn fill_data(spec: &mut JobSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The shipped data: below the current folder, beside the executable, or where this was built.
+/// The shipped data: below the current folder, next to the executable, or where this was built.
 pub(crate) fn find() -> Option<PathBuf> {
     let here = std::env::current_dir().ok();
     let executable = std::env::current_exe().ok();

@@ -247,6 +247,10 @@ mod tests {
             ("workers: 1, work: .nan", "not a finite number"),
             ("workers: 1, work: nan", "invalid duration `nan`"),
             ("workers: 1, work: 1h, scaling: .inf", "not a finite number"),
+            ("workers: 1, work: 1h, scaling: 2", "job `a`: `scaling` must be 0 to 1.5"),
+            ("workers: many, work: 1h", "invalid range `many`; use e.g. 2-8"),
+            ("workers: 1, work: 1h, ps: {gpu: 4294967295}", "`gpu: 4294967295` must be at most"),
+            ("workers: 1, work: 1h, ps: {cpu: -1}", "`cpu: -1` must be between 0 and 1000000"),
         ] {
             let found = refused_job(text);
             assert!(found.contains(why), "{text}: {found}");
@@ -264,11 +268,17 @@ mod tests {
                 "duplicate service `s`",
             ),
             ("queues: [{name: q}, {name: q}]", "duplicate queue `q`"),
+            (
+                "services: [{name: s, pod: {cpu: 1}, pods: [[9, 1], [0, 1]]}]",
+                "service `s`: `pods` must be sorted by time",
+            ),
         ] {
             let jobs = "jobs: [{name: a, worker: {cpu: 1}, workers: 1, work: 1h}]";
             let found = refused_file(&format!("nodes: [{{cpu: 4}}]\n{jobs}\n{text}\n"));
-            assert!(found.contains(why), "{text}: {found}");
+            assert!(found.contains(why) && found.lines().count() == 1, "{text}: {found}");
         }
+        let many = "nodes: [{cpu: 4, count: 4294967295}]\njobs: []\n";
+        assert!(refused_file(many).contains("too many `nodes`; the limit is"));
         let twice = "{name: a, worker: {cpu: 1}, workers: 1, work: 1h}";
         let found = refused_file(&format!("nodes: [{{cpu: 4}}]\njobs: [{twice}, {twice}]\n"));
         assert!(found.contains("duplicate job `a`"), "{found}");

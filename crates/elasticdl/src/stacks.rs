@@ -15,8 +15,8 @@ use crate::signals;
 /// Frames of a panic that are kept: those nearest to it.
 const MAX_FRAMES: usize = 24;
 
-/// Asks a process to log what its threads do; whether it understands that. To others, the signal
-/// would be deadly.
+/// Asks a process to log what its threads do; false if it does not handle the signal, which would
+/// then kill it.
 pub(crate) fn ask(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     catches(&status, Signal::USR1) && matches!(signals::send(pid, Signal::USR1), Some(Ok(())))
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_only_asked_if_it_understands() {
+    fn a_process_is_only_asked_if_it_handles_the_signal() {
         assert!(catches("Name:\tx\nSigCgt:\t0000000000000200\n", Signal::USR1));
         assert!(!catches("SigCgt:\t0000000000000100\n", Signal::USR1));
         assert!(!catches("", Signal::USR1));

@@ -58,9 +58,9 @@ struct Supervisor<'a> {
     relaunch: Relaunch,
     watch: Watch,
     probe: JoinSet<Option<String>>,
-    /// Whether it was said what the master waits for.
+    /// Whether what the master waits for was printed.
     has_reported: bool,
-    /// Where the words of the present master begin in its log.
+    /// Where the lines of the current master begin in its log.
     log_start: u64,
     /// For `elasticdl explain`.
     exits: LineFile,
@@ -260,7 +260,7 @@ impl<'a> Supervisor<'a> {
         self.link = None;
         // The next master listens where this one did.
         self.port = self.job.fresh_master_port().unwrap_or(self.port);
-        // A probe of a dead master says nothing about the next.
+        // A probe of a dead master is meaningless for the next one.
         self.probe = JoinSet::new();
         if let SupervisorPhase::Ending { kill_at, .. } = &mut self.phase {
             *kill_at = now + STOP_GRACE.min(kill_at.saturating_duration_since(now));
@@ -284,7 +284,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Keeps how a process ended. On a full disk it is left out.
+    /// Records how a process ended. On a full disk, this is skipped.
     fn record(&mut self, reaped: Reaped, ended_job: bool) {
         let Reaped { instance, pid, how, was_asked } = reaped;
         let at_secs = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -295,7 +295,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// How the master ended, and what it said last.
+    /// How the master ended, and the last error in its log.
     fn last_error(&self, how: Ended) -> String {
         let error = logs::last_error_after(&self.job.paths().log(MASTER), self.log_start);
         error.map_or_else(|| describe(how), |error| format!("{}: {error}", describe(how)))

@@ -39,7 +39,7 @@ fn start_to(level: LogLevel, writer: impl for<'a> MakeWriter<'a> + Send + Sync +
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(writer)
         .with_ansi(false)
-        // Complaints about a line that cannot be written would go to the same full disk, and panic.
+        // Errors about a line that cannot be written would go to the same full disk, and panic.
         .log_internal_errors(false)
         .event_format(Lines);
     let subscriber = tracing_subscriber::registry().with(lines).with(targets(level));

@@ -398,8 +398,8 @@ mod tests {
         status.events.push(event(3, "c"));
         assert_eq!(seen.news(&status), ["c"]);
         status.term = 2;
-        status.events = vec![event(0, "anew")];
-        assert_eq!(seen.news(&status), ["anew"]);
+        status.events = vec![event(0, "again")];
+        assert_eq!(seen.news(&status), ["again"]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
                 None => "unexpected argument",
             };
             let suggested = context(error, ContextKind::SuggestedArg);
-            // Without the dashes, which make any two flags alike.
+            // Without the dashes, which make any two flags similar.
             let is_near = |near: &String| {
                 nearest(flag.trim_start_matches('-'), [near.trim_start_matches('-')]).is_some()
             };
@@ -63,7 +63,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
             }
             let text = error.render().to_string();
             let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-            // The reason may be in the words of a library.
+            // The reason may come from a library.
             let line = match (std::error::Error::source(error), expected(error)) {
                 (Some(why), Some(expected)) => line.replace(&why.to_string(), &expected),
                 _ => line.to_owned(),

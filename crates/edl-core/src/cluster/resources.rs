@@ -56,7 +56,7 @@ impl FromStr for Resources {
     }
 }
 
-/// An amount of bytes multiplied; what is no such amount stays as it is.
+/// A multiplied amount of bytes; anything else is returned unchanged.
 #[must_use]
 pub fn times(amount: &str, factor: f64) -> String {
     let number = amount.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -74,7 +74,7 @@ fn cpu(amount: &str) -> Result<String, String> {
     check("cpu", amount, is_number(number), "0.5 or 500m")
 }
 
-/// `1024Mi`; the small `k` of SI is taken, too.
+/// `1024Mi`; SI's lowercase `k` is accepted, too.
 fn bytes(name: &str, amount: &str) -> Result<String, String> {
     // Kubernetes spells thousand with a small letter.
     let unit = UNITS.iter().find_map(|(unit, _)| amount.strip_suffix(unit));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the Kubernetes words.
+//! Tests of the Kubernetes fields.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ fn resources_are_written_as_kubernetes_writes_them() {
 }
 
 #[test]
-fn a_resource_that_is_none_is_refused_by_flag_and_word() {
+fn an_invalid_resource_is_refused_by_flag_and_value() {
     for (text, says) in [
         ("cpu", "`cpu` is not in the form name=amount"),
         ("cpu=fast", "invalid amount cpu=`fast`"),
@@ -89,7 +89,7 @@ fn a_limit_that_is_not_given_is_the_request() {
 }
 
 #[test]
-fn memory_is_multiplied_whatever_its_unit() {
+fn memory_is_multiplied_in_any_unit() {
     assert_eq!(times("1024Mi", 1.5), "1536Mi");
     assert_eq!(times("1Gi", 2.0), "2048Mi");
     assert_eq!(times("1000000", 1.0), "1Mi");
@@ -97,7 +97,7 @@ fn memory_is_multiplied_whatever_its_unit() {
 }
 
 #[test]
-fn volumes_come_from_claims_and_hosts_in_new_words_and_old() {
+fn volumes_come_from_claims_and_hosts_by_new_and_old_names() {
     let volumes = |text: &str| text.parse::<Volumes>().unwrap().0;
     let found = volumes(
         "claim_name=c,mount_path=/a,sub_path=s; host_path=/h,mount_path=/b,type=Directory;",
@@ -132,7 +132,7 @@ fn a_volume_that_cannot_be_mounted_is_refused() {
 }
 
 #[test]
-fn a_jobs_folder_lies_on_its_first_volume_unless_said_otherwise() {
+fn a_jobs_folder_is_on_its_first_volume_unless_set() {
     assert_eq!(job().cluster_job_dir().unwrap(), "/data/elasticdl/x");
     let said = JobSpec { job_dir: "/data/here".into(), ..job() };
     assert_eq!(said.cluster_job_dir().unwrap(), "/data/here");
@@ -161,7 +161,7 @@ fn a_name_is_a_class_and_a_number_is_a_share_of_the_workers() {
 }
 
 #[test]
-fn a_server_is_as_important_as_its_master_unless_said_otherwise() {
+fn a_server_has_the_priority_of_the_master_unless_set() {
     let mut spec = JobSpec { master_pod_priority: "top".into(), ..job() };
     assert_eq!(spec.priority_class(MASTER, None), Some("top"));
     assert_eq!(spec.priority_class(PS, None), Some("top"));

@@ -42,12 +42,12 @@ impl FromStr for Volumes {
 }
 
 fn volume(part: &str) -> Result<Volume, String> {
-    let mut words: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut fields: BTreeMap<&str, &str> = BTreeMap::new();
     for piece in part.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
         let word = piece.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
         match word {
             Some((key, value)) if KEYS.contains(&key) && !value.is_empty() => {
-                words.insert(key, value);
+                fields.insert(key, value);
             }
             Some(_) | None => {
                 return Err(format!(
@@ -57,21 +57,21 @@ fn volume(part: &str) -> Result<Volume, String> {
             }
         }
     }
-    let word = |key: &str| words.get(key).map(|word| (*word).to_owned());
+    let field = |key: &str| fields.get(key).map(|value| (*value).to_owned());
     let mount_path =
-        word("mount_path").ok_or_else(|| format!("`{part}` has no mount_path=PATH"))?;
+        field("mount_path").ok_or_else(|| format!("`{part}` has no mount_path=PATH"))?;
     if !mount_path.starts_with('/') || mount_path.contains(':') {
         return Err(format!("mount_path=`{mount_path}` must be an absolute path without `:`"));
     }
-    // Before claims had a word of their own they were named by `volume_name`.
-    let claim = word("claim_name")
-        .or_else(|| word("volume_name").filter(|_| !words.contains_key("host_path")));
-    let source = match (claim, word("host_path")) {
+    // `volume_name` is the deprecated name of `claim_name`.
+    let claim = field("claim_name")
+        .or_else(|| field("volume_name").filter(|_| !fields.contains_key("host_path")));
+    let source = match (claim, field("host_path")) {
         (Some(claim), None) => {
             super::check_name("a volume claim", &claim)?;
             Source::Claim(claim)
         }
-        (None, Some(path)) => Source::HostPath { path, kind: word("type") },
+        (None, Some(path)) => Source::HostPath { path, kind: field("type") },
         (Some(_), Some(_)) => {
             return Err(format!(
                 "`{part}` has both a claim and a host path; separate two volumes with `;`"
@@ -81,5 +81,5 @@ fn volume(part: &str) -> Result<Volume, String> {
             return Err(format!("`{part}` has neither claim_name=CLAIM nor host_path=PATH"));
         }
     };
-    Ok(Volume { source, mount_path, sub_path: word("sub_path") })
+    Ok(Volume { source, mount_path, sub_path: field("sub_path") })
 }

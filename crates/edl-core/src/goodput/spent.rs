@@ -27,7 +27,7 @@ named! {
         /// Nothing to do.
         #[default]
         Idle = "idle",
-        /// No process was there.
+        /// No process was running.
         Down = "down",
     }
 }
@@ -106,7 +106,7 @@ impl AddAssign for Spent {
     }
 }
 
-/// A time in whole nanoseconds; one too long for that is the longest there is.
+/// A time in whole nanoseconds, capped at the maximum.
 #[must_use]
 pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)

@@ -124,7 +124,7 @@ fn work_that_had_been_done_is_redone() {
 }
 
 #[test]
-fn a_server_keeps_its_account_and_the_next_master_goes_on_with_it() {
+fn a_server_keeps_its_account_and_the_next_master_continues_it() {
     let mut goodput = Goodput::default();
     goodput.launched(PS, false, at(0));
     goodput.connected(PS, ONE, at(0));

@@ -67,7 +67,7 @@ fn a_lost_worker_is_replaced_by_a_process_that_starts_as_a_spare() {
 }
 
 #[test]
-fn of_too_many_workers_those_go_first_whose_room_others_wait_for() {
+fn surplus_workers_on_contended_nodes_are_removed_first() {
     let mut instances = started(4);
     instances.let_first_leave(&[1, 9]);
     instances.scale(2);
@@ -85,7 +85,7 @@ fn of_too_many_workers_those_go_first_whose_room_others_wait_for() {
 }
 
 #[test]
-fn a_worker_that_crashes_again_and_again_is_given_up() {
+fn a_worker_that_keeps_crashing_is_given_up() {
     let mut instances = started(1);
     let mut now = Time::ZERO;
     for round in 0..3 {
@@ -118,7 +118,7 @@ fn a_single_crash_that_ends_the_job_is_counted_in_the_singular() {
 }
 
 #[test]
-fn a_report_about_a_process_of_before_is_ignored() {
+fn a_report_about_an_earlier_process_is_ignored() {
     let mut instances = started(1);
     assert_eq!(instances.report(&ended(W0, 999, Ended::Signal(9)), Time::ZERO), None);
     assert!(instances.running().contains_key(&W0));
@@ -135,7 +135,7 @@ fn scaling_down_asks_the_youngest_to_leave() {
 }
 
 #[test]
-fn whatever_is_explained_is_never_counted() {
+fn an_end_with_an_explanation_is_never_counted() {
     let explained = [Ended::Preempted, Ended::Evicted, Ended::Deleted, Ended::NodeLost];
     for how in explained {
         let mut instances = started(1);
@@ -153,7 +153,7 @@ fn whatever_is_explained_is_never_counted() {
 }
 
 #[test]
-fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
+fn a_process_that_ran_out_of_memory_gets_more_up_to_a_limit() {
     let mut instances = started(1);
     let (mut now, mut shares) = (Time::ZERO, Vec::new());
     for round in 0..20 {
@@ -171,12 +171,12 @@ fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
         }
     }
     assert_eq!(shares, [150, 225, 340, 500, 500, 500, 500]);
-    assert!(instances.give_up_reason().is_some(), "a leak must not be fed for ever");
+    assert!(instances.give_up_reason().is_some(), "a leak must not get more memory forever");
     assert_eq!(instances.memory_percent(Role::Ps), 100, "another part is not at fault");
 }
 
 #[test]
-fn a_machine_that_runs_out_of_memory_ends_the_job_at_last() {
+fn a_machine_that_keeps_running_out_of_memory_ends_the_job() {
     let mut instances = started(1);
     for n in 1..=3 {
         let id = InstanceId { role: Role::Worker, id: n - 1 };
@@ -185,13 +185,13 @@ fn a_machine_that_runs_out_of_memory_ends_the_job_at_last() {
         let cause = instances.report(&ended(id, pid, how), Time::ZERO);
         assert_eq!(cause, Some((id, Cause::Crashed)));
         assert_eq!(instances.give_up_reason().is_some(), n == 3, "{n}");
-        assert_eq!(instances.memory_percent(Role::Worker), 100, "there is no more of it");
+        assert_eq!(instances.memory_percent(Role::Worker), 100, "the machine has no more memory");
         instances.reconcile(Time::ZERO + Duration::from_secs(100 * u64::from(n)));
     }
 }
 
 #[test]
-fn who_is_about_to_leave_is_replaced_at_once() {
+fn a_process_that_is_about_to_exit_is_replaced_at_once() {
     let mut instances = started(2);
     let how = Ended::Preempted;
     instances.report(&Report::Leaving { instance: W0, pid: 100, how }, Time::ZERO);
@@ -203,7 +203,7 @@ fn who_is_about_to_leave_is_replaced_at_once() {
 }
 
 #[test]
-fn who_waits_is_shown_with_its_reason_and_is_the_first_to_go() {
+fn a_waiting_process_is_shown_with_its_reason_and_removed_first() {
     let mut instances = started(1);
     instances.scale(3);
     assert_eq!(instances.reconcile(Time::ZERO).len(), 2);
@@ -254,7 +254,7 @@ fn any_fate() -> impl Strategy<Value = (usize, Fate)> {
 
 proptest! {
     #[test]
-    fn whatever_happens_what_is_wanted_is_there_or_asked_for(
+    fn wanted_processes_always_run_or_are_requested(
         fates in proptest::collection::vec(any_fate(), 0..60),
         workers in 0..5u32,
     ) {

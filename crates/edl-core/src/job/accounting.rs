@@ -99,7 +99,7 @@ impl Job {
         }
     }
 
-    /// Workers that no platform runs are gone when they were silent for long.
+    /// Workers that no platform runs count as gone after a long silence.
     fn account_departures(&mut self, now: Time) {
         if !self.instances.is_known() {
             return;

@@ -244,7 +244,7 @@ impl Assignments {
         self.idle.insert(worker);
     }
 
-    /// A lease without progress for so long is overdue.
+    /// A lease without progress for this long is overdue.
     pub(super) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }

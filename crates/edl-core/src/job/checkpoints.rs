@@ -78,7 +78,7 @@ impl InProgress {
 pub(super) enum Progress {
     /// They do not belong to it, or others are missing.
     Waiting,
-    /// All processes are done, but not all partitions are there.
+    /// All processes are done, but some partitions are missing.
     Incomplete,
     Complete {
         version: u64,
@@ -143,7 +143,7 @@ impl Checkpoints {
     }
 
     /// Whether a worker that passes the step of the one in progress could make it fail: a server
-    /// that learns of it too late has no state of its step any more.
+    /// that learns of it too late no longer has the state of its step.
     pub(super) fn must_not_pass(&self) -> bool {
         self.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.unaware.is_empty())
     }
@@ -319,7 +319,7 @@ impl Checkpoints {
         if self.n_kept == 0 {
             return Vec::new();
         }
-        // A bad checkpoint is no fallback, so it does not count as kept.
+        // A bad checkpoint cannot be a fallback, so it does not count as kept.
         let good = facts.checkpoints.iter().filter(|checkpoint| !checkpoint.is_bad);
         let mut n_too_many = good.count().saturating_sub(self.n_kept);
         let is_dropped = |c: &mut CheckpointRef| {

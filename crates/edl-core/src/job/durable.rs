@@ -39,6 +39,9 @@ pub struct Durable {
     /// Workers with different arithmetic took part: results depend on which of them computed.
     #[serde(default)]
     pub bits_differ: bool,
+    /// Where training ends, because the training script has left its loop there.
+    #[serde(default)]
+    pub last_step: Option<u64>,
     /// Seconds that earlier masters of this job have worked.
     pub elapsed_secs: f64,
     pub end: Option<End>,

@@ -109,7 +109,7 @@ pub struct MemberCheckpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LoadFrom {
     pub checkpoint: Option<String>,
-    /// False for another job's parameters: what that job has trained is no part of ours.
+    /// False for another job's parameters: what that job has trained does not count here.
     pub keep_applied: bool,
 }
 

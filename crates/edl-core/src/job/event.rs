@@ -56,7 +56,7 @@ pub enum Event {
         error: String,
     },
     Exported,
-    /// The result is being written: more of it is there.
+    /// The result is being written, and more of it is done.
     ExportProgressed,
     ExportFailed {
         /// It may succeed later.
@@ -70,7 +70,7 @@ pub enum Event {
     },
     Stop {
         reason: String,
-        /// The time for finishing what is computed now and for a checkpoint; none of both if zero.
+        /// The time for finishing the work in progress and for a checkpoint; if zero, for neither.
         within: Duration,
     },
     Chaos {
@@ -140,7 +140,7 @@ pub enum MemberReport {
     Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
     /// It was asked to drain, and begins no step after `step` before it is allowed again.
     Paused { world: WorldId, step: u64 },
-    /// A lane takes it so long.
+    /// It takes this long to train a lane.
     Pace { lane_secs: f64 },
     /// It cannot continue because of another member.
     PeerLost { world: WorldId, suspect: WorkerId, error: String },
@@ -148,6 +148,8 @@ pub enum MemberReport {
     StepFailed { world: WorldId, step: u64, error: String },
     /// The loss or the gradient of the records after `step` is not finite.
     NonFinite { world: WorldId, step: u64, error: String },
+    /// Its training script has left the loop, with the state after `step`.
+    Quit { world: WorldId, step: u64 },
     /// The servers have no rows for the step that it holds.
     StepMismatch { world: WorldId, error: String },
     /// It cannot load the state of this generation.

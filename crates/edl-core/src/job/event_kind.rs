@@ -33,7 +33,7 @@ named! {
         World = "world",
         WorldWaits = "waiting_for_workers",
         /// Workers and servers disagree on the step.
-        Torn = "step_mismatch",
+        StepMismatch = "step_mismatch",
         BitsDiffer = "bits_differ",
         WorkFailed = "work_failed",
         Checkpoint = "checkpoint",
@@ -50,6 +50,8 @@ named! {
         NonFinite = "nonfinite",
         /// The loss has grown far beyond what it was.
         LossExploded = "loss_exploded",
+        /// The training script has left its loop.
+        Quit = "quit",
     }
 }
 
@@ -65,7 +67,7 @@ impl EventKind {
                 | Self::WorkerSilent
                 | Self::WorkersLost
                 | Self::PsLost
-                | Self::Torn
+                | Self::StepMismatch
                 | Self::WorkFailed
                 | Self::NonFinite
                 | Self::LossExploded

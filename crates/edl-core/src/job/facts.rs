@@ -42,6 +42,7 @@ impl Durable {
         changes.value("workers_wanted", &before.workers_wanted, &self.workers_wanted);
         changes.value("probe", &before.probe, &self.probe);
         changes.value("bits_differ", &before.bits_differ, &self.bits_differ);
+        changes.value("last_step", &before.last_step, &self.last_step);
         changes.value("elapsed_secs", &before.elapsed_secs, &self.elapsed_secs);
         changes.value("end", &before.end, &self.end);
         changes.list("checkpoint", &before.checkpoints, &self.checkpoints, |c| c.folder.clone());
@@ -61,7 +62,7 @@ impl Durable {
         changes.0
     }
 
-    /// Reads the table of facts; an error names the fact that makes no sense.
+    /// Reads the table of facts; an error names the invalid fact.
     pub fn from_facts<'a>(
         facts: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<Self, (String, serde_json::Error)> {
@@ -82,6 +83,7 @@ impl Durable {
             "workers_wanted" => self.workers_wanted = read(json)?,
             "probe" => self.probe = read(json)?,
             "bits_differ" => self.bits_differ = read(json)?,
+            "last_step" => self.last_step = read(json)?,
             "elapsed_secs" => self.elapsed_secs = read(json)?,
             "end" => self.end = read(json)?,
             "checkpoint" => self.checkpoints.push(read(json)?),
@@ -224,6 +226,7 @@ mod tests {
         then(&|d| (d.end, d.bits_differ) = (Some(End::Failed("why".into())), true));
         then(&|d| (d.checkpoints, d.evaluations) = (vec![checkpoint(5)], vec![evaluated(8)]));
         then(&|d| (d.end, d.best, d.workers_wanted) = (None, Some("early-4".into()), Some(7)));
+        then(&|d| d.last_step = Some(12));
         then(&|d| d.failures.clear());
         then(&|d| *d = Durable::default());
         let mut table = Table::new();
@@ -243,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_that_makes_no_sense_is_named() {
+    fn an_invalid_fact_is_named() {
         let unknown = Durable::from_facts([("colour/1", &b"1"[..])]).unwrap_err();
         assert_eq!(
             (unknown.0.as_str(), unknown.1.to_string().as_str()),
             ("colour/1", "unknown fact")
         );
-        let cut_off = Durable::from_facts([("skipped/1/2", &b"{"[..])]).unwrap_err();
-        assert_eq!(cut_off.0, "skipped/1/2");
+        let truncated = Durable::from_facts([("skipped/1/2", &b"{"[..])]).unwrap_err();
+        assert_eq!(truncated.0, "skipped/1/2");
     }
 }

@@ -34,8 +34,8 @@ impl Job {
     /// Whether others wait for what a worker does.
     fn owes(&self, worker: WorkerId) -> bool {
         let n_done = self.ledger().n_done();
-        let is_training = self.strategy.steps().is_some_and(|s| s.is_training(worker, n_done));
-        is_training || self.assignments.n_held(worker) > 0
+        let is_awaited = self.strategy.steps().is_some_and(|s| s.is_awaited(worker, n_done));
+        is_awaited || self.assignments.n_held(worker) > 0
     }
 
     fn continue_without(&mut self, worker: WorkerId, timeout: Duration) {

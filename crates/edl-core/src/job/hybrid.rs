@@ -83,7 +83,7 @@ impl Job {
         self.strategy.group().loading_from().and_then(is_it).unwrap_or(0)
     }
 
-    /// No worker holds the model any more, so the servers must load together with new workers.
+    /// No worker holds the model anymore, so the servers must load together with new workers.
     pub(super) fn restore_servers(&mut self, now: Time) {
         if self.stages.has_started() {
             let text = "all workers with a copy of the model are gone; reloading the servers";
@@ -104,7 +104,7 @@ impl Job {
             return;
         }
         self.note(
-            EventKind::Torn,
+            EventKind::StepMismatch,
             format!("worker-{worker} and the servers disagree on the step: {error}"),
         );
         if self.steps_mut().is_mismatched_too_often() {

@@ -19,7 +19,8 @@ pub const CUSTOM_LOOP_GRACE: Duration = Duration::from_secs(600);
 impl Job {
     /// Sets where training ends and where it pauses next, from what is done.
     pub(super) fn set_limits(&mut self) {
-        self.stages.restart(self.assignments.ledger(), &self.durable.evaluations);
+        let (ledger, durable) = (self.assignments.ledger(), &self.durable);
+        self.stages.restart(ledger, &durable.evaluations, durable.last_step);
     }
 
     /// Forgets evaluations of versions that were lost: they are of another model.
@@ -55,7 +56,7 @@ impl Job {
         }
     }
 
-    /// Goes as far as the state of the parameters allows.
+    /// Advances the job as far as the state of the parameters allows.
     pub(super) fn advance_stage(&mut self, now: Time) {
         self.check_checkpoint(now);
         if self.config.spec.job_type == JobType::Predict {
@@ -205,7 +206,7 @@ impl Job {
         self.note(EventKind::CheckpointFailed, text);
     }
 
-    /// Gives up a result whose disk takes nothing any more.
+    /// Gives up on the result if its disk no longer accepts writes.
     pub(super) fn check_export(&mut self, now: Time) {
         if matches!(self.stages.stage(), Stage::Exporting { deadline } if now >= *deadline) {
             let why = format!("nothing was written for {EXPORT_TIMEOUT:?}; check the disk");

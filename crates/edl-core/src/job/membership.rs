@@ -115,8 +115,9 @@ impl Job {
                     steps.set_survivors(workers.map(|instance| WorkerId(instance.id)));
                 }
             }
-            Report::AllDeleted => {
-                self.end(End::Stopped("all pods of the job were deleted".into()));
+            Report::AllDeleted { within_ms } => {
+                let within = Duration::from_millis(*within_ms);
+                self.stop("all pods of the job were deleted", within, now);
             }
             Report::NotStarted { instance, error } => {
                 self.roster.not_running(*instance);
@@ -246,7 +247,7 @@ impl Job {
         for instance in self.roster.take_late(now) {
             let why = format!("{instance} started but never connected");
             self.note(EventKind::NotHeard, format!("{why}; replacing it"));
-            // A custom training loop connects after its imports, which may hang for ever.
+            // A custom training loop connects after its imports, which may hang forever.
             if instance.role == Role::Worker && self.config.spec.is_custom_loop() {
                 self.instances.count_crash(instance, now);
                 self.instances.explain_crash(why);

@@ -15,14 +15,14 @@ use crate::time::Time;
 
 /// So many batches in a row that are not finite mean that the parameters are not.
 const MAX_IN_A_ROW: u32 = 8;
-/// Batches that a job skips at most.
+/// The maximum number of batches that a job skips.
 const MAX_SKIPPED: usize = 1000;
 /// Rollbacks without a new checkpoint between them.
 const MAX_ROLLBACKS: u32 = 8;
-/// A loss so many times as high as the lowest one (or as 1, if that is higher) explodes.
+/// A loss this many times as high as the lowest one (or as 1, if that is higher) explodes.
 const EXPLODED: f32 = 1000.0;
 
-/// What is known of the losses.
+/// What is known about the losses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Losses {
     smoothed: Option<f32>,
@@ -152,7 +152,7 @@ impl Job {
         None
     }
 
-    /// What most often helps.
+    /// The most likely remedy.
     fn rate_hint(&self) -> String {
         let model = self.durable.model.as_ref();
         let optimizer = model.and_then(|m| optimizer::resolve(&self.config.spec, m).ok());
@@ -162,7 +162,7 @@ impl Job {
         }
     }
 
-    /// Loads the last checkpoint, or the initial values. What workers hold counts no more.
+    /// Loads the last checkpoint, or the initial values. What workers hold no longer counts.
     fn roll_back(&mut self, now: Time) {
         self.losses.n_rollbacks += 1;
         match &mut self.strategy {

@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The median is taken over so many of the last batches or steps.
+/// The median is taken over this many of the last batches or steps.
 const N_RECENT: usize = 31;
 /// The first ones are slower than the rest, so they alone say little.
 const N_LEAST: usize = 5;
-/// What takes so many times as long as the median is out of the ordinary.
+/// Anything that takes this many times the median is unusually slow.
 const FACTOR: u32 = 5;
 /// A worker is not frozen before this, no matter how short the steps are.
 const MIN_FREEZE: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A batch or step took so long.
+    /// A batch or step took this long.
     pub(super) fn add(&mut self, time: Duration) {
         self.recent.push_back(time);
         if self.recent.len() > N_RECENT {
@@ -33,12 +33,12 @@ impl Pace {
         sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() >= N_LEAST)
     }
 
-    /// A worker that computes nothing for so long hangs; `least` is what the user allows.
+    /// A worker that computes nothing for this long hangs; `least` is what the user allows.
     pub(super) fn hang_timeout(&self, least: Duration) -> Duration {
         least.max(self.median().unwrap_or_default() * FACTOR)
     }
 
-    /// A busy worker that answers nothing for so long is frozen, once steps have been measured.
+    /// A busy worker that answers nothing for this long is frozen, once steps have been measured.
     pub(super) fn freeze_timeout(&self) -> Option<Duration> {
         self.median().map(|median| MIN_FREEZE.max(median * FACTOR))
     }

@@ -74,7 +74,7 @@ impl Job {
         }
     }
 
-    /// Starts to load once all servers are there and the model is known.
+    /// Starts to load once all servers are connected and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
         if !self.strategy.must_load_servers() || self.durable.model.is_none() {
             return;

@@ -17,10 +17,10 @@ use crate::world::Candidate;
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// The libraries of a model may load slowly, no matter how short its batches are.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
-/// A worker that others lost is in no world for so long, doubled by each further loss.
+/// A worker that others lost is kept out of worlds for this long, doubled by each further loss.
 const FIRST_BAN: Duration = Duration::from_millis(500);
 const MAX_BAN: Duration = Duration::from_secs(60);
-/// A busy worker is replaced when others lost it so often without a step in between.
+/// A busy worker is replaced when others lost it this often without a step in between.
 const MAX_LOST: u32 = 3;
 
 /// A worker to replace.
@@ -168,7 +168,7 @@ pub(super) struct Roster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Awaited {
     since: Time,
-    /// It is replaced after so long.
+    /// It is replaced after this long.
     limit: Duration,
 }
 
@@ -440,7 +440,7 @@ impl Roster {
         entry.banned_until = now + doubled.min(MAX_BAN);
     }
 
-    /// The same, even for a world of its own: it could not use its own state.
+    /// The same, even for a world with no other member: it could not use its own state.
     pub(super) fn ban_as_unfit(&mut self, worker: WorkerId, now: Time) {
         self.ban(worker, now);
         self.edit(worker, |entry| entry.unfit_until = entry.banned_until);

@@ -11,7 +11,7 @@ use crate::time::Time;
 
 /// How long a stop may take, unless it is asked to be shorter or longer.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Writing the result hangs if nothing of it is written for so long.
+/// Writing the result counts as hung if nothing is written for this long.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Where a job stands. Whether the parameters are served is independent of this.
@@ -121,7 +121,7 @@ impl Stages {
     }
 
     /// The job stops within this time. A second request can only shorten the time of the first.
-    /// No batch at or after `frontier` is assigned any more.
+    /// From now on, no batch at or after `frontier` is assigned.
     pub(super) fn stop(&mut self, reason: &str, within: Duration, frontier: u64, now: Time) {
         let (drain_until, deadline) = (now + within / 2, now + within);
         if let Stage::Stopping(stop) = &mut self.stage {
@@ -175,7 +175,7 @@ impl Stages {
         self.started_at.is_some()
     }
 
-    /// The parameters are there for the first time under this master, or again.
+    /// The parameters are available for the first time under this master, or again.
     pub(super) fn start(&mut self, now: Time) {
         self.started_at.get_or_insert(now);
     }
@@ -214,9 +214,16 @@ impl Stages {
         self.barrier.min(self.limit)
     }
 
-    /// Starts from what is done: sets where training ends and where it pauses next.
-    pub(super) fn restart(&mut self, ledger: &Ledger, evaluations: &[Evaluated]) {
-        self.limit = self.end_of_training(ledger);
+    /// Starts from what is done: sets where training ends, at `last` at the latest, and where it
+    /// pauses next.
+    pub(super) fn restart(
+        &mut self,
+        ledger: &Ledger,
+        evaluations: &[Evaluated],
+        last: Option<u64>,
+    ) {
+        let last = last.map_or(u64::MAX, |step| ledger.position_of(step));
+        self.limit = self.end_of_training(ledger).min(last);
         if is_stalled(self.patience, evaluations) {
             self.limit = self.limit.min(ledger.n_done());
         }

@@ -10,7 +10,7 @@ use crate::id::WorkerId;
 use crate::text::secs;
 use crate::time::Time;
 
-/// Less is no news, no matter how short batches are.
+/// Shorter waits are not reported, no matter how short batches are.
 const STALLED: Duration = Duration::from_secs(10);
 
 impl Job {

@@ -15,23 +15,26 @@ use crate::spec::JobSpec;
 use crate::time::Time;
 use crate::world::{Candidate, Formed, Member, World, Worlds};
 
-/// Steps are allowed in advance for about so much time of training.
+/// Steps are allowed in advance for about this much training time.
 const AHEAD: Duration = Duration::from_secs(1);
 const MIN_AHEAD: u64 = 8;
 const MAX_AHEAD: u64 = 100_000;
-/// The speed is measured over at least so long.
+/// While a worker may join, fewer steps are allowed by this factor: it joins after the last of them.
+const JOINER_SHARE: u64 = 5;
+const MIN_AHEAD_OF_JOINER: u64 = 2;
+/// The speed is measured over at least this long.
 const MEASURED: Duration = Duration::from_millis(200);
-/// Hashes of so many steps are kept for comparison.
+/// Hashes of this many steps are kept for comparison.
 const MAX_HASHES: usize = 64;
 /// The hash that a worker reports when it no longer knows the one of a step.
 const UNKNOWN_HASH: u64 = 0;
-/// Members that leave last take so many checkpoints until one is complete.
+/// The last members that leave try this many checkpoints until one is complete.
 const MAX_DRAIN_CHECKPOINTS: u32 = 3;
-/// A world is formed again so often before members that wait for each other are replaced.
+/// A world is formed again this many times before members that wait for each other are replaced.
 const MAX_STUCK: u32 = 4;
-/// The job fails if workers and servers disagree so often without a step in between.
+/// The job fails if workers and servers disagree this many times without a step in between.
 const MAX_MISMATCHES: u32 = 3;
-/// A note about a world names so many of its members.
+/// A note about a world names this many of its members.
 const MAX_NAMED: usize = 16;
 
 /// The world, its speed, and what is known of the last steps.
@@ -40,8 +43,10 @@ pub(super) struct StepControl {
     worlds: Worlds,
     measured_at: Time,
     n_measured: u64,
-    /// Steps that are allowed in advance.
+    /// Steps that are trained in the time for which steps are allowed in advance.
     ahead: u64,
+    /// Whether there are workers that do not train yet.
+    may_join: bool,
     /// When the world last made progress.
     progressed_at: Time,
     /// When it last finished a step, unless it has paused since.
@@ -53,7 +58,7 @@ pub(super) struct StepControl {
     state_bytes: u64,
     /// Times in a row without progress although no worker was busy.
     n_stuck: u32,
-    /// All members leave: no step is allowed, and so many checkpoints were begun for it.
+    /// All members leave: no step is allowed, and this many checkpoints were begun for it.
     n_drain_checkpoints: Option<u32>,
     /// Workers that ran before this master did; they may hold the state.
     survivors: BTreeSet<WorkerId>,
@@ -83,6 +88,7 @@ impl StepControl {
             measured_at: now,
             n_measured: 0,
             ahead: MIN_AHEAD,
+            may_join: false,
             progressed_at: now,
             stepped_at: None,
             gathering_since: None,
@@ -135,6 +141,19 @@ impl StepControl {
         self.until() < self.worlds.until()
     }
 
+    /// Whether a worker may join soon, so that fewer steps are allowed in advance.
+    pub(super) fn expect_joiner(&mut self, may_join: bool) {
+        self.may_join = may_join;
+    }
+
+    /// How many steps are allowed in advance.
+    fn n_ahead(&self) -> u64 {
+        match self.may_join {
+            true => (self.ahead / JOINER_SHARE).max(MIN_AHEAD_OF_JOINER),
+            false => self.ahead.max(MIN_AHEAD),
+        }
+    }
+
     /// The last step that can be allowed when `n_done` are done and training pauses at `end`.
     fn allowed(&self, n_done: u64, end: u64) -> u64 {
         let most = match &self.isolated {
@@ -142,7 +161,7 @@ impl StepControl {
             steps if n_done < steps.start => steps.start,
             _ => u64::MAX,
         };
-        end.min(n_done.saturating_add(self.ahead)).min(most)
+        end.min(n_done.saturating_add(self.n_ahead())).min(most)
     }
 
     /// Allows further steps after `n_done`.
@@ -172,7 +191,7 @@ impl StepControl {
         }
         self.measure(n_done, now);
         let (until, allowed) = (self.until(), self.allowed(n_done, end));
-        let is_due = until.saturating_sub(n_done) <= self.ahead / 2 || allowed == end;
+        let is_due = until.saturating_sub(n_done) <= self.n_ahead() / 2 || allowed == end;
         if allowed <= until || !is_due {
             return None;
         }
@@ -193,7 +212,7 @@ impl StepControl {
         let n_new = n_done.saturating_sub(self.n_measured);
         if n_new > 0 {
             let ahead = u128::from(n_new) * AHEAD.as_nanos() / elapsed.as_nanos().max(1);
-            self.ahead = u64::try_from(ahead).unwrap_or(MAX_AHEAD).clamp(MIN_AHEAD, MAX_AHEAD);
+            self.ahead = u64::try_from(ahead).unwrap_or(MAX_AHEAD).min(MAX_AHEAD);
         }
         (self.measured_at, self.n_measured) = (now, n_done);
     }
@@ -251,7 +270,7 @@ impl StepControl {
         Some(text)
     }
 
-    /// So many steps were done for the first time; how long one took, if that can be told.
+    /// So many steps were done for the first time; how long one took, if that is known.
     pub(super) fn stepped(&mut self, n_new: u64, now: Time) -> Option<Duration> {
         self.progressed(now);
         self.n_mismatches = 0;
@@ -277,9 +296,9 @@ impl StepControl {
         is_same
     }
 
-    /// Whether a worker is a member that has steps to train.
-    pub(super) fn is_training(&self, worker: WorkerId, n_done: u64) -> bool {
-        self.is_member(worker) && n_done < self.until()
+    /// Whether a worker is a member that has steps to train, or has yet to enter the world.
+    pub(super) fn is_awaited(&self, worker: WorkerId, n_done: u64) -> bool {
+        self.is_member(worker) && (n_done < self.until() || !self.worlds.has_formed(worker))
     }
 
     pub(super) fn is_member(&self, worker: WorkerId) -> bool {
@@ -406,5 +425,27 @@ impl StepControl {
 
     pub(super) fn end_drain(&mut self) {
         self.n_drain_checkpoints = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many steps are allowed after a second of training at this speed.
+    fn n_allowed(steps_per_second: u64, may_join: bool) -> u64 {
+        let mut steps = StepControl::new(&JobSpec::default(), None, Time::ZERO);
+        steps.expect_joiner(may_join);
+        steps.measure(steps_per_second, Time::ZERO + Duration::from_secs(1));
+        steps.allowed(steps_per_second, u64::MAX) - steps_per_second
+    }
+
+    #[test]
+    fn steps_of_about_a_second_are_allowed_or_fewer_while_a_worker_may_join() {
+        let speeds = [(1000, 1000, 200), (10, 10, 2), (1, 8, 2)];
+        for (steps_per_second, alone, with_joiner) in speeds {
+            assert_eq!(n_allowed(steps_per_second, false), alone, "{steps_per_second}");
+            assert_eq!(n_allowed(steps_per_second, true), with_joiner, "{steps_per_second}");
+        }
     }
 }

@@ -59,7 +59,7 @@ impl Job {
         is_draining && self.ledger().is_sync()
     }
 
-    /// Takes the checkpoint of the stop when nothing is in progress any more, or when it is time.
+    /// Takes the checkpoint of the stop when nothing is in progress anymore, or when it is time.
     pub(super) fn advance_stop(&mut self, now: Time) {
         let Some(stop) = self.stages.stopping().cloned() else { return };
         if now >= stop.deadline {

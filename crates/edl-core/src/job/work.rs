@@ -11,10 +11,11 @@ use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
 use crate::metric::Measures;
 use crate::servers::ServersPhase;
+use crate::text::without_traceback;
 use crate::time::Time;
 use crate::worker::Task;
 
-/// A worker that failed gets no new work for so long, so others can try the same work.
+/// A worker that failed gets no new work for this long, so others can try the same work.
 const PENALTY: Duration = Duration::from_millis(500);
 /// A worker whose output has no room on the disk tries again after this pause.
 const DISK_PAUSE: Duration = Duration::from_secs(1);
@@ -91,13 +92,13 @@ impl Job {
         }
     }
 
-    /// A batch or step took so long.
+    /// A batch or step took this long.
     pub(super) fn measured(&mut self, time: Duration) {
         self.pace.add(time);
         self.assignments.set_timeout(self.hang_timeout());
     }
 
-    /// A worker that computes nothing for so long hangs.
+    /// A worker that computes nothing for this long hangs.
     pub(super) fn hang_timeout(&self) -> Duration {
         self.pace.hang_timeout(self.config.spec.task_timeout())
     }
@@ -137,7 +138,14 @@ impl Job {
         if self.assignments.predict_done(worker, shard, now) {
             self.pardon(Suspect::PredictShard(shard));
         }
-        self.checkpoints.forget_failure();
+        self.found_room(worker);
+    }
+
+    /// A worker wrote predictions, or is gone.
+    fn found_room(&mut self, worker: WorkerId) {
+        if self.without_room.remove(&worker) && self.without_room.is_empty() {
+            self.checkpoints.forget_failure();
+        }
     }
 
     /// A worker finishes what it computes and returns the rest: the job stops, or the worker leaves.
@@ -150,6 +158,7 @@ impl Job {
 
     /// Takes all leases of a worker back, and remembers what it was working on.
     pub(super) fn release_worker(&mut self, worker: WorkerId) {
+        self.found_room(worker);
         let steps = self.steps_of(worker);
         let is_known = self.roster.incarnation(worker).is_some();
         let is_suspicious = is_known && !self.roster.is_leaving(worker);
@@ -247,7 +256,7 @@ impl Job {
     ) {
         self.assignments.failed(lease, item);
         self.roster.pause(worker, now + DISK_PAUSE);
-        if self.checkpoints.failure().is_none() {
+        if self.without_room.insert(worker) {
             self.note_unwritten(error);
         }
         self.checkpoints.failed(error);
@@ -258,7 +267,9 @@ impl Job {
     pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
         let n_failures = self.change(|facts| facts.count_failure(suspect));
         let what = self.describe(suspect);
-        self.note(EventKind::WorkFailed, format!("{what} failed on worker-{worker}: {error}"));
+        // The traceback of user code is shown once: in the reason for the end of the job.
+        let short = without_traceback(error);
+        self.note(EventKind::WorkFailed, format!("{what} failed on worker-{worker}: {short}"));
         if n_failures >= self.config.spec.max_batch_failures {
             let times = match n_failures {
                 1 => "once, on".to_owned(),

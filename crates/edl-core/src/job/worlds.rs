@@ -19,7 +19,7 @@ use crate::time::Time;
 use crate::world::{Announced, Candidate, Change, Formed, World, Worlds};
 
 impl Job {
-    /// Changes the world to fit the workers that are there.
+    /// Changes the world to fit the available workers.
     pub(super) fn advance_world(&mut self, now: Time) {
         if !self.strategy.trains_in_steps() || self.durable.model.is_none() {
             return;
@@ -210,7 +210,10 @@ impl Job {
     pub(super) fn grant(&mut self, now: Time) {
         let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
         let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();
+        let n_workers = self.instances.n_workers();
         let Some(steps) = self.strategy.steps_mut().filter(|_| may_grant) else { return };
+        let n_members = steps.worlds().current().map_or(0, |world| world.members.len());
+        steps.expect_joiner(n_workers > n_members);
         if let Some(until) = steps.grant(n_done, end, now) {
             self.send_go(until);
         }
@@ -264,6 +267,11 @@ impl Job {
                     self.nonfinite(batch, worker, &error, now);
                 }
             }
+            MemberReport::Quit { world, step } => {
+                if steps.worlds_mut().broken(world) {
+                    self.quit(worker, step);
+                }
+            }
             MemberReport::StepMismatch { world, error } => {
                 if steps.worlds().is_heard(world) {
                     self.step_mismatch(worker, &error, now);
@@ -277,6 +285,22 @@ impl Job {
                 }
             }
         }
+    }
+
+    /// The training script of a worker has left its loop: training ends with what is done. No
+    /// other member has trained further without it, unless it had no lane.
+    fn quit(&mut self, worker: WorkerId, step: u64) {
+        let last = step.max(self.ledger().n_done());
+        self.abandon_checkpoint();
+        self.steps_mut().end_at(last);
+        self.set_last_step(last);
+        let text = format!("the script of worker-{worker} left its loop; ending after step {last}");
+        self.note(EventKind::Quit, text);
+    }
+
+    fn set_last_step(&mut self, last: u64) {
+        self.change(|facts| facts.last_step = Some(last));
+        self.set_limits();
     }
 
     fn formed(&mut self, worker: WorkerId, formed: Formed, step: u64, now: Time) {
@@ -308,6 +332,9 @@ impl Job {
         } else if step < n_done {
             // The most advanced member is gone; its steps are repeated with identical results.
             self.go_back_to(step);
+        }
+        if self.durable.last_step.is_some_and(|last| last < step) {
+            self.set_last_step(step);
         }
         if is_first {
             self.set_limits();

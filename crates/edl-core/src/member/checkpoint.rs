@@ -2,13 +2,13 @@
 //! Files of a checkpoint, written while training continues. They are copied at an exact step, and
 //! one checkpoint is written at a time: an order that comes too early is refused, never queued.
 
-use super::{Effect, Member, State};
+use super::{Effect, HeldState, Member};
 use crate::id::CheckpointId;
 use crate::job::{CheckpointFile, MemberCheckpoint};
 use crate::worker::Report;
 
 impl MemberCheckpoint {
-    fn is_due(&self, state: State) -> bool {
+    fn is_due(&self, state: HeldState) -> bool {
         self.at <= state.step || self.generation != state.generation
     }
 }
@@ -37,9 +37,9 @@ impl Member {
         }
     }
 
-    fn refuse(&self, order: &MemberCheckpoint, state: State) -> Option<String> {
+    fn refuse(&self, order: &MemberCheckpoint, state: HeldState) -> Option<String> {
         let MemberCheckpoint { generation, at, partitions, .. } = order;
-        let State { step, .. } = state;
+        let HeldState { step, .. } = state;
         if *generation != state.generation {
             return Some(format!("this worker does not hold generation {generation}"));
         }

@@ -46,7 +46,7 @@ pub enum Effect {
     /// Interrupt the activity that is under way, if it waits for another process, because of this
     /// world or because the worker exits. The activity still answers `Ended`.
     Cancel(Option<WorldId>),
-    /// Hand the last parameters to the model and exit, after a last attempt to empty the outbox.
+    /// Pass the last parameters to the model and exit, after a last attempt to empty the outbox.
     End,
     /// Exit without waiting for the activity that is under way.
     ExitNow,

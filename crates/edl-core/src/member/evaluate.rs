@@ -87,7 +87,7 @@ impl Member {
                     assigned.n_done += 1;
                 }
             }
-            Err(Failure::Cancelled) => {}
+            Err(Failure::Cancelled | Failure::Quit) => {}
             // Nothing is wrong with the records: they are evaluated when the servers are back.
             Err(failure @ Failure::Servers(_)) => self.servers_failed(failure, now),
             Err(Failure::OtherStep(error)) => {

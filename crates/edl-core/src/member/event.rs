@@ -55,7 +55,7 @@ pub enum Outcome {
     Levels(Vec<Option<u64>>),
     /// `Transfer`: all partitions are where they belong.
     Transferred(Transferred),
-    /// `Reduce`: the mean gradient of the step is there; this is its mean loss.
+    /// `Reduce`: the mean gradient of the step is complete; this is its mean loss.
     Reduced { loss: f32 },
     /// `Hash`: of the mean gradient of the last step.
     Hashed(u64),
@@ -83,6 +83,8 @@ pub enum Failure {
     OtherStep(String),
     /// The loss or the gradient of a lane is not finite.
     NonFinite(String),
+    /// The training script has left its loop.
+    Quit,
     /// It cannot be done here: bad records, a model that fails, a corrupt checkpoint.
     Failed(String),
 }

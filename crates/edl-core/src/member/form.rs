@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::level::level;
-use super::{Activity, Doing, Effect, Failure, Member, Outcome, State};
+use super::{Activity, Doing, Effect, Failure, HeldState, Member, Outcome};
 use crate::id::WorldId;
 use crate::job::MemberReport;
 use crate::time::Time;
@@ -74,7 +74,7 @@ impl Member {
         let Some(place) = self.place_in(&next) else { return };
         match (forming, result) {
             (Forming::Load, Ok(Outcome::Loaded { step })) => {
-                self.state = Some(State { step, generation: next.generation });
+                self.state = Some(HeldState { step, generation: next.generation });
                 let enter = Activity::Enter { world: next.world.clone(), place };
                 self.proceed(next, Forming::Enter, enter, now);
             }
@@ -101,7 +101,7 @@ impl Member {
                     return self.lost(id, Failure::Failed(error), now);
                 }
                 if is_behind {
-                    self.state = Some(State { step, generation: next.generation });
+                    self.state = Some(HeldState { step, generation: next.generation });
                     self.assume_begun(step, next.until);
                 }
                 self.formed(next, arrived.state_bytes, now);
@@ -143,7 +143,7 @@ impl Member {
     pub(super) fn lost(&mut self, world: WorldId, failure: Failure, now: Time) {
         self.leave(now);
         let (suspect, error) = match failure {
-            Failure::Cancelled => return,
+            Failure::Cancelled | Failure::Quit => return,
             Failure::Lost { peer, error } => (peer, error),
             Failure::Failed(error)
             | Failure::NonFinite(error)

@@ -16,7 +16,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(20);
 /// together. What they report in between is that they are alive.
 const PER_MEMBER: Duration = Duration::from_micros(250);
 const MAX_REPORT_EVERY: Duration = Duration::from_millis(250);
-/// Reported instead of a hash that is not known any more.
+/// Reported instead of a hash that is no longer known.
 const NO_HASH: u64 = 0;
 
 /// What was reported, and what was not.

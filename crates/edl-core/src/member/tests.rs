@@ -433,7 +433,7 @@ fn a_later_world_interrupts_what_is_under_way() {
 }
 
 #[test]
-fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
+fn a_planned_world_is_entered_after_its_step_and_members_leave_first() {
     let mut bench = Bench::new(config());
     bench.feed(announce(world(1, &[ME, OTHER], None, 2)));
     bench.succeed();
@@ -560,7 +560,8 @@ fn failures_of_a_step_are_reported_and_end_the_world() {
     let lost = Failure::Lost { peer: OTHER, error: "gone".into() };
     let failed = Failure::Failed("user code".into());
     let nonfinite = Failure::NonFinite("nan".into());
-    for (at, failure) in [("reduce", lost), ("train 2.0", failed), ("train 2.0", nonfinite)] {
+    let cases = [("reduce", lost), ("train 2.0", failed), ("train 2.0", nonfinite)];
+    for (at, failure) in cases.into_iter().chain([("train 2.0", Failure::Quit)]) {
         let mut bench = Bench::alone(2);
         bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
         bench.run_to(at);
@@ -570,7 +571,8 @@ fn failures_of_a_step_are_reported_and_end_the_world() {
                 assert_eq!((*world, *suspect), (WorldId(1), peer));
             }
             (MemberReport::StepFailed { world, step, .. }, Failure::Failed(_))
-            | (MemberReport::NonFinite { world, step, .. }, Failure::NonFinite(_)) => {
+            | (MemberReport::NonFinite { world, step, .. }, Failure::NonFinite(_))
+            | (MemberReport::Quit { world, step }, Failure::Quit) => {
                 assert_eq!((*world, *step), (WorldId(1), 2));
             }
             (news, failure) => panic!("{failure:?} is reported as {news:?}"),
@@ -581,7 +583,7 @@ fn failures_of_a_step_are_reported_and_end_the_world() {
 }
 
 #[test]
-fn members_report_less_often_the_more_they_are() {
+fn the_more_members_the_less_often_they_report() {
     let every = |workers: std::ops::Range<u32>| {
         let mut member = Member::new(config(), Time::ZERO);
         let workers: Vec<WorkerId> = workers.map(WorkerId).collect();
@@ -755,7 +757,7 @@ fn servers_at_another_step_end_the_world() {
 }
 
 #[test]
-fn a_sum_that_is_complete_is_applied_though_a_later_world_waits() {
+fn a_complete_sum_is_applied_although_a_later_world_waits() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("reduce");

@@ -215,6 +215,10 @@ impl Member {
         match failure {
             Failure::Cancelled | Failure::Lost { .. } => self.lost(world, failure, now),
             Failure::Servers(_) | Failure::OtherStep(_) => self.servers_failed(failure, now),
+            Failure::Quit => {
+                self.leave(now);
+                self.report_news(MemberReport::Quit { world, step: step.number });
+            }
             Failure::Failed(error) => {
                 self.leave(now);
                 self.report_news(MemberReport::StepFailed { world, step: step.number, error });

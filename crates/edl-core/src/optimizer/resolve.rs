@@ -90,7 +90,7 @@ fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
     }
 }
 
-/// How a worker of the job clips gradients. Words that [`resolve`] refuses clip nothing: such a job
+/// How a worker of the job clips gradients. Values that [`resolve`] rejects clip nothing: such a job
 /// does not start.
 #[must_use]
 pub fn clip(spec: &JobSpec, model: &ModelSpec) -> Option<Clip> {
@@ -181,8 +181,8 @@ impl FromStr for Schedule {
 
 /// Reads a schedule, none if the text is not one.
 fn schedule(text: &str) -> Option<Schedule> {
-    let words: Vec<&str> = text.trim().split(':').collect();
-    match words.as_slice() {
+    let parts: Vec<&str> = text.trim().split(':').collect();
+    match parts.as_slice() {
         ["constant"] => Some(Schedule::Constant),
         ["steps", steps, factor] => {
             let steps: Vec<u64> = steps.split(',').map(step).collect::<Option<_>>()?;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_says_nothing_gets_the_models_own() {
+    fn a_job_that_sets_nothing_gets_the_models_own() {
         let own = OptimizerSpec { weight_decay: 0.25, ..OptimizerSpec::sgd(0.5) };
         assert_eq!(resolve(&JobSpec::default(), &model(own.clone())), Ok(own.clone()));
         let spec = JobSpec { optimizer: Some("sgd".into()), ..JobSpec::default() };

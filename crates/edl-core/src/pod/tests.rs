@@ -135,7 +135,7 @@ fn any_facts() -> impl Strategy<Value = PodFacts> {
 
 proptest! {
     #[test]
-    fn an_end_is_final_and_only_a_process_of_its_own_accord_can_crash(facts in any_facts()) {
+    fn an_end_is_final_and_only_a_process_that_ends_by_itself_can_crash(facts in any_facts()) {
         let has_ended = facts.is_gone || matches!(facts.phase, PodPhase::Succeeded | PodPhase::Failed);
         let state = facts.state();
         prop_assert_eq!(matches!(state, PodState::Ended(_)), has_ended);

@@ -17,7 +17,7 @@ pub enum Effect {
     Drop(Generation),
     /// Create or restore partitions; answered by `Loaded` or `LoadFailed`.
     Load(Box<Load>),
-    /// Hand the push to every owner; each answers with `Pushed`.
+    /// Pass the push to every owner; each answers with `Pushed`.
     Apply(Request),
     /// Answer the pull with what the owners hold now.
     Answer(Request),

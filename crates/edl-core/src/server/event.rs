@@ -96,7 +96,7 @@ pub enum Order {
     },
     /// The job stops: stay for its checkpoint, even if asked to exit.
     Drain,
-    /// Stop for good, for this reason: nothing is answered any more.
+    /// Stop for good, for this reason: nothing more is answered.
     Stop(String),
 }
 
@@ -120,7 +120,7 @@ pub struct Pull {
     pub partitions: Range<u32>,
     /// The pull waits until this many rounds are applied.
     pub min_round: Option<u64>,
-    /// The rows as they are after this step; refused if the server is not there.
+    /// The rows as they are after this step; refused if the server is at another step.
     pub step: Option<u64>,
     /// A push of a batch trained on these parameters will follow.
     pub will_push: bool,

@@ -142,7 +142,7 @@ impl Held {
         Ok(())
     }
 
-    /// The owners do not work on a push any more. True if they did.
+    /// The owners no longer work on a push. True if they did.
     pub(super) fn end_push(&mut self, request: Request) -> bool {
         let Some(push) = self.pushes.remove(&request) else { return false };
         if let Some(window) = &mut self.window {
@@ -206,7 +206,7 @@ impl Held {
         )))
     }
 
-    /// Every partition has the rows of `step` if it is there, or one step past it.
+    /// Every partition has the rows of `step` if it is at that step, or one step past it.
     fn expect_step(&self, step: u64) -> Result<(), Refusal> {
         let versions = || self.progress.iter().map(|progress| progress.version);
         let (least, most) = (versions().min().unwrap_or(0), versions().max().unwrap_or(0));

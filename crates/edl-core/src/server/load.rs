@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::held::Held;
-use super::{Effect, Error, Inspection, Loading, Phase, Progress, Report, Server};
+use super::{Effect, Error, Inspection, Loading, Progress, Report, Server, ServerPhase};
 use crate::id::Generation;
 use crate::job::LoadFrom;
 use crate::layout::Layout;
@@ -56,17 +56,20 @@ impl Server {
             return self.report_load_failed(asked, error.to_string());
         }
         match &mut self.phase {
-            Phase::Held(held) if held.generation == asked => self.inspect(Inspection::Load),
+            ServerPhase::Held(held) if held.generation == asked => self.inspect(Inspection::Load),
             // Its report will follow.
-            Phase::Loading { load, next: None } if load.generation == asked => {}
-            Phase::Loading { next: Some(next), .. } if next.generation == asked => {}
-            Phase::Loading { next, .. } => {
+            ServerPhase::Loading { load, next: None } if load.generation == asked => {}
+            ServerPhase::Loading { next: Some(next), .. } if next.generation == asked => {}
+            ServerPhase::Loading { next, .. } => {
                 if let Some(before) = next.replace(load) {
                     self.report_load_failed(before.generation, Error::Superseded.to_string());
                 }
                 self.review();
             }
-            Phase::Held(_) | Phase::Empty | Phase::Failed(_) | Phase::Stopped => {
+            ServerPhase::Held(_)
+            | ServerPhase::Empty
+            | ServerPhase::Failed(_)
+            | ServerPhase::Stopped => {
                 self.end_held();
                 self.begin_load(load);
                 self.review();
@@ -77,7 +80,7 @@ impl Server {
     fn begin_load(&mut self, load: Box<Load>) {
         let Load { generation, mode, .. } = *load;
         let loading = Loading { generation, partitions: load.partitions.clone(), mode };
-        self.phase = Phase::Loading { load: loading, next: None };
+        self.phase = ServerPhase::Loading { load: loading, next: None };
         self.effects.push(Effect::Load(load));
     }
 
@@ -93,32 +96,32 @@ impl Server {
         states: Vec<PartitionState>,
     ) {
         match &mut self.phase {
-            Phase::Loading { load, next } if load.generation == generation => {
+            ServerPhase::Loading { load, next } if load.generation == generation => {
                 if let Some(next) = next.take() {
                     self.effects.push(Effect::Drop(generation));
                     self.report_load_failed(generation, Error::Superseded.to_string());
                     return self.begin_load(next);
                 }
-                self.phase = Phase::Held(Held::new(load, progress));
+                self.phase = ServerPhase::Held(Held::new(load, progress));
                 self.effects.push(Effect::Report(Report::Loaded { generation, states }));
                 self.review();
             }
-            Phase::Loading { .. }
-            | Phase::Empty
-            | Phase::Held(_)
-            | Phase::Failed(_)
-            | Phase::Stopped => self.effects.push(Effect::Drop(generation)),
+            ServerPhase::Loading { .. }
+            | ServerPhase::Empty
+            | ServerPhase::Held(_)
+            | ServerPhase::Failed(_)
+            | ServerPhase::Stopped => self.effects.push(Effect::Drop(generation)),
         }
     }
 
     pub(super) fn load_failed(&mut self, generation: Generation, error: String) {
         self.report_load_failed(generation, error);
-        if let Phase::Loading { load, next } = &mut self.phase
+        if let ServerPhase::Loading { load, next } = &mut self.phase
             && load.generation == generation
         {
             match next.take() {
                 Some(next) => self.begin_load(next),
-                None => self.phase = Phase::Failed(generation),
+                None => self.phase = ServerPhase::Failed(generation),
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::held::Verdict;
-use super::{Client, Effect, Note, Part, Phase, Pull, Push, Refusal, Request, Server};
+use super::{Client, Effect, Note, Part, Pull, Push, Refusal, Request, Server, ServerPhase};
 use crate::id::Generation;
 use crate::time::Time;
 
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Answers a request or lets it wait. True if others may go on by that.
+    /// Answers a request or lets it wait. True if others may continue because of that.
     fn consider(&mut self, waiting: Waiting) -> bool {
         let request = waiting.request();
         match self.gate(waiting.generation()) {
@@ -148,7 +148,7 @@ impl Server {
     }
 
     fn consider_pull(&mut self, waiting: Waiting) -> bool {
-        let (Phase::Held(held), What::Pull(pull)) = (&mut self.phase, &waiting.what) else {
+        let (ServerPhase::Held(held), What::Pull(pull)) = (&mut self.phase, &waiting.what) else {
             return false;
         };
         let request = pull.request;
@@ -179,7 +179,7 @@ impl Server {
     }
 
     fn begin_push(&mut self, push: &Push) -> bool {
-        let Phase::Held(held) = &mut self.phase else { return false };
+        let ServerPhase::Held(held) = &mut self.phase else { return false };
         match held.push(push) {
             Ok(()) => {
                 self.n_pushes += 1;

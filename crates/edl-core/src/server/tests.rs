@@ -273,7 +273,7 @@ fn an_older_generation_is_neither_loaded_nor_served() {
     bench.on(loaded(3));
     assert_eq!(bench.on(load(2, Mode::Async)), [older()]);
     assert_eq!(bench.on(serve(2)), [Effect::Note(Note::CannotServe(asked))]);
-    assert!(matches!(&bench.server.phase, Phase::Held(held) if !held.is_served));
+    assert!(matches!(&bench.server.phase, ServerPhase::Held(held) if !held.is_served));
     assert_eq!(bench.pull(pull(1, ANN, 2)), [refused(1, Refusal::Generation { current: ours })]);
 }
 
@@ -307,7 +307,7 @@ fn one_load_at_a_time_and_the_last_order_counts() {
     let (generation, error) = (Generation(3), "unreadable".to_owned());
     let event = Event::LoadFailed { generation, error: error.clone() };
     assert_eq!(bench.on(event), [Effect::Report(Report::LoadFailed { generation, error })]);
-    assert_eq!(bench.server.phase, Phase::Failed(generation));
+    assert_eq!(bench.server.phase, ServerPhase::Failed(generation));
     assert!(matches!(bench.on(load(3, Mode::Async))[..], [Effect::Load(_)]), "a second try");
 }
 
@@ -325,7 +325,7 @@ fn a_request_for_a_generation_that_does_not_come_is_refused_in_time() {
 }
 
 #[test]
-fn a_pull_waits_for_its_round_and_not_for_ever() {
+fn a_pull_waits_for_its_round_and_not_forever() {
     let mut bench = Bench::serving(PAIRS);
     let early = |request| Pull { min_round: Some(1), ..pull(request, ANN, 1) };
     assert_eq!(bench.pull(early(1)), []);

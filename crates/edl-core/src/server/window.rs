@@ -104,7 +104,7 @@ mod tests {
         window.pull(ANN, 10, Time::ZERO);
         assert_eq!(window.blocker(BOB, 11, Time::ZERO), None);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), Some(10));
-        assert_eq!(window.blocker(ANN, 12, Time::ZERO), None, "nobody waits for itself");
+        assert_eq!(window.blocker(ANN, 12, Time::ZERO), None, "no client waits for itself");
         window.pushed(ANN, 10);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), None);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The words of a verdict: its sentence, and what to do.
+//! The text of a verdict: its sentence, and what to do.
 
 use super::cause::first_line;
 use super::{Advice, Cause, Facts, Found};

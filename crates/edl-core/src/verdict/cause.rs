@@ -10,7 +10,7 @@ use crate::platform::{Ended, InstanceId, InstanceState, Role};
 const SLACK_SECS: f64 = 1.0;
 /// What happened longer ago has been overcome.
 const RECENT_SECS: f64 = 60.0;
-/// A process that dies so often within that time is no accident.
+/// A process that dies this many times within that time does not die by accident.
 const OFTEN: usize = 3;
 /// Lines of evidence.
 const MAX_EVIDENCE: usize = 6;
@@ -319,7 +319,7 @@ impl Cause {
     }
 }
 
-/// What work failed of. The place in the data that a worker adds at the end is no part of it.
+/// Why work failed, without the place in the data that a worker adds at the end.
 fn of_work_error(error: &str) -> Cause {
     let error = error.rsplit_once(" (batch ").map_or(error, |(error, _)| error);
     of_text(error).or(Cause::CodeError)

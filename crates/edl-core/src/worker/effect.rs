@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::event::{Item, Shard};
+use super::event::{Shard, WorkItem};
 use super::report::Report;
 use crate::id::{BatchId, LeaseId};
 use crate::route::Route;
@@ -16,23 +16,23 @@ use crate::route::Route;
 pub enum Effect {
     /// Read and decode records; answer `Decoded`, and keep them until they are computed or
     /// forgotten.
-    Read { item: Item, records: Records },
+    Read { item: WorkItem, records: Records },
     /// Drop the records of an item and what was pulled for it.
-    Forget(Item),
+    Forget(WorkItem),
 
     /// Connect to all servers of the route; answer `Connected` or `Broken`.
     Connect { connection: u64, route: Route },
     /// End every wait on this connection.
     Abort { connection: u64 },
     /// Fetch the parameters of an item; answer `Pulled`, `NotPulled` or `Broken`.
-    Pull { connection: u64, item: Item, wants: Wants },
+    Pull { connection: u64, item: WorkItem, wants: Wants },
     /// Send the gradient of the batch that was computed last; `Acknowledged` or `Broken` follows.
     Push { connection: u64, batch: BatchId },
     /// Tell the servers that a batch has no gradient; `Acknowledged` or `Broken` follows.
     Skip { connection: u64, batch: BatchId },
 
     /// Run the model on the item that was pulled last; answer `Computed`.
-    Compute(Item),
+    Compute(WorkItem),
     /// Prepare for the pieces of a shard; a failure is answered by `NotBegun`.
     Begin { lease: LeaseId, shard: Shard },
     /// Every piece of the shard is computed: answer `Finished`.

@@ -25,21 +25,21 @@ pub enum Event {
     Command(Command),
 
     /// Answer to `Effect::Read`.
-    Decoded { item: Item, result: Result<(), String> },
+    Decoded { item: WorkItem, result: Result<(), String> },
 
     /// All servers of the route are connected.
     Connected { connection: u64 },
     /// Answer to `Effect::Pull`: the parameters are here.
-    Pulled { connection: u64, item: Item },
+    Pulled { connection: u64, item: WorkItem },
     /// The model cannot name the rows of an item, so nothing was pulled.
-    NotPulled { connection: u64, item: Item, error: String },
+    NotPulled { connection: u64, item: WorkItem, error: String },
     /// Every server has acknowledged the batch.
     Acknowledged { connection: u64, batch: BatchId, generation: Generation },
     /// The connection failed, or could not be made. It is of no further use.
     Broken { connection: u64 },
 
     /// Answer to `Effect::Compute`.
-    Computed { item: Item, result: Result<Computed, Fault> },
+    Computed { item: WorkItem, result: Result<Computed, Fault> },
     /// `Effect::Begin` failed.
     NotBegun { lease: LeaseId, fault: Fault },
     /// Answer to `Effect::Finish`.
@@ -49,7 +49,7 @@ pub enum Event {
 /// A batch to train, or a minibatch of a shard to evaluate or predict. Items are computed in
 /// this order: evaluations hold up the job, so they come before training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Item {
+pub enum WorkItem {
     Piece { lease: LeaseId, piece: u32 },
     Batch(BatchId),
 }

@@ -12,7 +12,7 @@ pub(super) struct Exit {
     /// Asked by the platform, so the master must know.
     is_leaving: bool,
     limit: Time,
-    /// Set once nothing is computed any more.
+    /// Set once nothing is being computed anymore.
     answers_until: Option<Time>,
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Computed, Effect, Fault, Item, Report, Wants, Worker};
+use super::{Computed, Effect, Fault, Report, Wants, WorkItem, Worker};
 use crate::id::{BatchId, LeaseId};
 use crate::spec::Mode;
 
@@ -16,7 +16,7 @@ pub(super) const MAX_UNANSWERED: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pipeline {
     /// Items that are read; true once their records are here.
-    reading: BTreeMap<Item, bool>,
+    reading: BTreeMap<WorkItem, bool>,
     pub(super) pull: Option<Pull>,
     computing: Option<Computing>,
     /// Pulls since the dense parameters were pulled; none before that.
@@ -27,7 +27,7 @@ pub(super) struct Pipeline {
 /// The item whose parameters are pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pull {
-    item: Item,
+    item: WorkItem,
     has_dense: bool,
     is_here: bool,
 }
@@ -35,25 +35,25 @@ pub(super) struct Pull {
 /// The item that the model works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Computing {
-    item: Item,
-    /// The result is of no use: the parameters or the shard are gone.
+    item: WorkItem,
+    /// The result is useless: the parameters or the shard are gone.
     is_void: bool,
 }
 
 impl Pipeline {
-    pub(super) fn computing_item(&self) -> Option<Item> {
+    pub(super) fn computing_item(&self) -> Option<WorkItem> {
         self.computing.map(|computing| computing.item)
     }
 
     /// The item in progress, if its result will be used.
-    pub(super) fn current(&self) -> Option<Item> {
+    pub(super) fn current(&self) -> Option<WorkItem> {
         self.computing.filter(|computing| !computing.is_void).map(|computing| computing.item)
     }
 
     /// The shard of a lease is gone, and what is added to it now.
     pub(super) fn void_pieces(&mut self, lease: LeaseId) {
         if let Some(computing) = &mut self.computing {
-            let Item::Piece { lease: of, .. } = computing.item else { return };
+            let WorkItem::Piece { lease: of, .. } = computing.item else { return };
             computing.is_void |= of == lease;
         }
     }
@@ -62,7 +62,7 @@ impl Pipeline {
     /// not: they are in their shard already.
     fn void_batch(&mut self) {
         if let Some(computing) = &mut self.computing {
-            computing.is_void |= matches!(computing.item, Item::Batch(_));
+            computing.is_void |= matches!(computing.item, WorkItem::Batch(_));
         }
     }
 
@@ -111,7 +111,7 @@ impl Worker {
         self.effects.push(Effect::Forget(pull.item));
     }
 
-    /// Forgets the records of items that are not assigned any more.
+    /// Forgets the records of items that are no longer assigned.
     fn forget_closed(&mut self) {
         let (work, effects) = (&self.work, &mut self.effects);
         self.pipeline.reading.retain(|item, _| {
@@ -126,8 +126,8 @@ impl Worker {
     fn read_ahead(&mut self) {
         let pulling = self.pipeline.pull.map(|pull| pull.item);
         let is_read =
-            |item: &Item| Some(*item) != pulling && Some(*item) != self.pipeline.current();
-        let next: Vec<Item> = self.work.upcoming().filter(is_read).take(READ_AHEAD).collect();
+            |item: &WorkItem| Some(*item) != pulling && Some(*item) != self.pipeline.current();
+        let next: Vec<WorkItem> = self.work.upcoming().filter(is_read).take(READ_AHEAD).collect();
         for item in next {
             if self.pipeline.reading.contains_key(&item) {
                 continue;
@@ -152,8 +152,8 @@ impl Worker {
         }
         self.pipeline.reading.remove(&item);
         let (will_push, min_round) = match item {
-            Item::Batch(batch) => (true, self.round(batch)),
-            Item::Piece { .. } => (false, None),
+            WorkItem::Batch(batch) => (true, self.round(batch)),
+            WorkItem::Piece { .. } => (false, None),
         };
         let dense = self.pipeline.takes_dense(will_push, self.config.dense_steps);
         self.pipeline.pull = Some(Pull { item, has_dense: dense, is_here: false });
@@ -162,11 +162,11 @@ impl Worker {
     }
 
     /// Whether the parameters of `next` may be pulled while `current` is computed.
-    fn may_pull(&self, current: Option<Item>, next: Item) -> bool {
-        let Item::Batch(next) = next else { return true };
+    fn may_pull(&self, current: Option<WorkItem>, next: WorkItem) -> bool {
+        let WorkItem::Batch(next) = next else { return true };
         let current = match current {
-            Some(Item::Batch(current)) => Some(current),
-            Some(Item::Piece { .. }) | None => None,
+            Some(WorkItem::Batch(current)) => Some(current),
+            Some(WorkItem::Piece { .. }) | None => None,
         };
         match self.config.mode {
             Mode::Async => self.work.n_pushed() < MAX_UNANSWERED,
@@ -191,7 +191,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn decoded(&mut self, item: Item) {
+    pub(super) fn decoded(&mut self, item: WorkItem) {
         let pulling = self.pipeline.pull.map(|pull| pull.item);
         match self.pipeline.reading.get_mut(&item) {
             Some(is_here) => *is_here = true,
@@ -201,13 +201,13 @@ impl Worker {
         }
     }
 
-    pub(super) fn not_decoded(&mut self, item: Item, error: String) {
+    pub(super) fn not_decoded(&mut self, item: WorkItem, error: String) {
         if self.pipeline.reading.contains_key(&item) {
             self.fail(item, Fault::Failed(error));
         }
     }
 
-    pub(super) fn pulled(&mut self, connection: u64, item: Item) {
+    pub(super) fn pulled(&mut self, connection: u64, item: WorkItem) {
         if connection != self.connection.number() {
             return;
         }
@@ -217,7 +217,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn not_pulled(&mut self, connection: u64, item: Item, error: String) {
+    pub(super) fn not_pulled(&mut self, connection: u64, item: WorkItem, error: String) {
         if connection != self.connection.number() {
             return;
         }
@@ -249,7 +249,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn computed(&mut self, item: Item, result: Result<Computed, Fault>) {
+    pub(super) fn computed(&mut self, item: WorkItem, result: Result<Computed, Fault>) {
         let computing = self.pipeline.computing.take_if(|computing| computing.item == item);
         let Some(computing) = computing else { return };
         self.pipeline.has_computed = true;
@@ -258,15 +258,15 @@ impl Worker {
             return;
         }
         match (item, result) {
-            (Item::Batch(batch), Ok(Computed::Batch { loss })) => self.push(batch, loss),
-            (Item::Piece { lease, .. }, Ok(Computed::Piece)) => {
+            (WorkItem::Batch(batch), Ok(Computed::Batch { loss })) => self.push(batch, loss),
+            (WorkItem::Piece { lease, .. }, Ok(Computed::Piece)) => {
                 if self.work.piece_done(lease) {
                     self.effects.push(Effect::Finish(lease));
                 }
             }
             (_, Err(fault)) => self.fail(item, fault),
-            (Item::Batch(_), Ok(Computed::Piece))
-            | (Item::Piece { .. }, Ok(Computed::Batch { .. })) => {
+            (WorkItem::Batch(_), Ok(Computed::Piece))
+            | (WorkItem::Piece { .. }, Ok(Computed::Batch { .. })) => {
                 unreachable!("the result fits the item")
             }
         }

@@ -48,8 +48,8 @@ fn batch(index: u32) -> BatchId {
     BatchId { epoch: 0, index }
 }
 
-fn item(index: u32) -> Item {
-    Item::Batch(batch(index))
+fn item(index: u32) -> WorkItem {
+    WorkItem::Batch(batch(index))
 }
 
 fn train(lease: u64, indices: std::ops::Range<u32>) -> Event {
@@ -73,8 +73,8 @@ fn shard(n_records: u64) -> Shard {
     Shard { number: 2, records: 30..30 + n_records, pass }
 }
 
-fn piece(lease: u64, piece: u32) -> Item {
-    Item::Piece { lease: LeaseId(lease), piece }
+fn piece(lease: u64, piece: u32) -> WorkItem {
+    WorkItem::Piece { lease: LeaseId(lease), piece }
 }
 
 fn trained(index: u32) -> Event {
@@ -82,7 +82,7 @@ fn trained(index: u32) -> Event {
     Event::Computed { item: item(index), result }
 }
 
-fn decoded(item: Item) -> Event {
+fn decoded(item: WorkItem) -> Event {
     Event::Decoded { item, result: Ok(()) }
 }
 
@@ -114,7 +114,7 @@ impl Stage {
     }
 
     /// Takes an item from decoded to the first effect after its parameters are here.
-    fn compute(&mut self, connection: u64, item: Item) -> Vec<Effect> {
+    fn compute(&mut self, connection: u64, item: WorkItem) -> Vec<Effect> {
         self.take(decoded(item));
         self.take(Event::Pulled { connection, item })
     }
@@ -482,7 +482,7 @@ fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
 }
 
 #[test]
-fn a_worker_that_leaves_does_not_wait_for_ever_for_its_model() {
+fn a_worker_that_leaves_does_not_wait_forever_for_its_model() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..1));
     stage.compute(1, item(0));

@@ -3,14 +3,14 @@
 //!
 //! A batch that is held is *open* (not trained yet) or *pushed* (trained and sent, not yet
 //! acknowledged by every server). An acknowledged batch is forgotten here, because from then on
-//! the servers remember it. Work is done in the order of [`Item`], so in synchronous mode no
+//! the servers remember it. Work is done in the order of [`WorkItem`], so in synchronous mode no
 //! worker waits for a round while it holds a batch of an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::effect::Records;
-use super::event::{Item, Pass, Shard};
+use super::event::{Pass, Shard, WorkItem};
 use crate::id::{BatchId, Generation, LeaseId};
 use crate::job::HeldLease;
 
@@ -61,7 +61,7 @@ impl Work {
         }
     }
 
-    /// Takes a lease of a shard, of which a piece has so many records.
+    /// Takes a lease of a shard, of which a piece has this many records.
     pub(super) fn assign_shard(&mut self, lease: LeaseId, shard: Shard, minibatch_size: u32) {
         let n_pieces = shard.n_pieces(minibatch_size);
         self.shards.insert(lease, HeldShard { shard, n_pieces, n_done: 0 });
@@ -74,9 +74,9 @@ impl Work {
     }
 
     /// Forgets the batches that are not pushed, except for `current`; whether there were any.
-    pub(super) fn return_open(&mut self, current: Option<Item>) -> bool {
+    pub(super) fn return_open(&mut self, current: Option<WorkItem>) -> bool {
         let n_before = self.batches.len();
-        let is_current = |batch: &BatchId| current == Some(Item::Batch(*batch));
+        let is_current = |batch: &BatchId| current == Some(WorkItem::Batch(*batch));
         self.batches.retain(|batch, held| held.pushed.is_some() || is_current(batch));
         self.batches.len() < n_before
     }
@@ -102,41 +102,41 @@ impl Work {
     }
 
     /// Everything that is not computed yet, in the order of the work.
-    pub(super) fn upcoming(&self) -> impl Iterator<Item = Item> + '_ {
+    pub(super) fn upcoming(&self) -> impl Iterator<Item = WorkItem> + '_ {
         let pieces = self.shards.iter().flat_map(|(lease, held)| {
-            (held.n_done..held.n_pieces).map(|piece| Item::Piece { lease: *lease, piece })
+            (held.n_done..held.n_pieces).map(|piece| WorkItem::Piece { lease: *lease, piece })
         });
         let open =
             self.batches.iter().filter(|(_, held)| held.pushed.is_none() && !held.is_skipped);
-        pieces.chain(open.map(|(batch, _)| Item::Batch(*batch)))
+        pieces.chain(open.map(|(batch, _)| WorkItem::Batch(*batch)))
     }
 
     /// Whether `item` is assigned and not computed yet.
-    pub(super) fn is_open(&self, item: Item) -> bool {
+    pub(super) fn is_open(&self, item: WorkItem) -> bool {
         match item {
-            Item::Piece { lease, piece } => self
+            WorkItem::Piece { lease, piece } => self
                 .shards
                 .get(&lease)
                 .is_some_and(|held| (held.n_done..held.n_pieces).contains(&piece)),
-            Item::Batch(batch) => {
+            WorkItem::Batch(batch) => {
                 self.batches.get(&batch).is_some_and(|held| held.pushed.is_none())
             }
         }
     }
 
     /// The lease of `item`, if it is held.
-    pub(super) fn lease_of(&self, item: Item) -> Option<LeaseId> {
+    pub(super) fn lease_of(&self, item: WorkItem) -> Option<LeaseId> {
         match item {
-            Item::Piece { lease, .. } => self.shards.contains_key(&lease).then_some(lease),
-            Item::Batch(batch) => self.batches.get(&batch).map(|held| held.lease),
+            WorkItem::Piece { lease, .. } => self.shards.contains_key(&lease).then_some(lease),
+            WorkItem::Batch(batch) => self.batches.get(&batch).map(|held| held.lease),
         }
     }
 
     /// The records of `item`, if it is held.
-    pub(super) fn records(&self, item: Item, minibatch_size: u32) -> Option<Records> {
+    pub(super) fn records(&self, item: WorkItem, minibatch_size: u32) -> Option<Records> {
         let (lease, piece) = match item {
-            Item::Batch(batch) => return Some(Records::Batch(batch)),
-            Item::Piece { lease, piece } => (lease, piece),
+            WorkItem::Batch(batch) => return Some(Records::Batch(batch)),
+            WorkItem::Piece { lease, piece } => (lease, piece),
         };
         let shard = &self.shards.get(&lease)?.shard;
         let range = shard.piece(piece, minibatch_size);
@@ -150,7 +150,7 @@ impl Work {
         self.shards.get(&lease).map(|held| &held.shard)
     }
 
-    /// Notes that an open batch goes to the servers now; false if it is not open any more.
+    /// Notes that an open batch goes to the servers now; false if it is no longer open.
     pub(super) fn pushed(&mut self, batch: BatchId, loss: f32) -> bool {
         match self.batches.get_mut(&batch) {
             Some(held) if held.pushed.is_none() => {

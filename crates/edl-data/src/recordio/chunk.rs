@@ -133,8 +133,8 @@ impl Header {
         }
         let compressor = Compressor::from_code(word(2))?;
         let (compressed_size, n_records) = (word(3), word(4));
-        // The count is under no checksum, and whole data sets are planned by it before the first
-        // body is read: at least the lengths of so many records must fit.
+        // No checksum covers the count, and whole data sets are planned by it before the first
+        // body is read: at least the lengths of that many records must fit.
         let most = (u64::from(compressed_size) * compressor.max_ratio()).min(MAX_UNPACKED);
         if u64::from(n_records) * 4 > most || u64::from(compressed_size) > MAX_UNPACKED {
             return Err(ChunkError::Count { n_records, size: compressed_size });
@@ -154,7 +154,7 @@ impl Header {
     }
 }
 
-/// The records of one chunk: one buffer, cut by offsets.
+/// The records of one chunk: one buffer, split by offsets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawRecords {
     data: Bytes,
@@ -214,7 +214,7 @@ impl Records for RawRecords {
     }
 }
 
-/// Checks, unpacks and cuts the body of a chunk. Every byte of it must be accounted for.
+/// Checks, decompresses and splits the body of a chunk. Every byte of it must be accounted for.
 pub fn decode(header: &Header, body: Vec<u8>) -> Result<RawRecords, ChunkError> {
     if (body.len() as u64) < u64::from(header.compressed_size) {
         let has = body.len() as u64;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::chunk::{Compressor, encode};
 
-/// How a file is cut and packed.
+/// How a file is split into chunks and compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
     pub compressor: Compressor,
@@ -56,7 +56,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes what is left and hands the output back. Without it the last chunk is lost.
+    /// Writes the last chunk and returns the output. If this is not called, the last chunk is lost.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush_chunk()?;
         self.out.flush()?;

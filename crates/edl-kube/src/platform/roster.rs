@@ -103,8 +103,12 @@ impl Roster {
         self.is_listed
     }
 
+    /// Whether it runs, even if it is leaving.
     pub(super) fn is_running(&self, instance: InstanceId) -> bool {
-        self.pods.get(&instance).is_some_and(|known| known.facts.state() == PodState::Running)
+        let known = self.pods.get(&instance);
+        known.is_some_and(|known| {
+            matches!(known.facts.state(), PodState::Running | PodState::Leaving(_))
+        })
     }
 
     pub(super) fn list_begins(&mut self) {
@@ -192,11 +196,14 @@ impl Roster {
         [Report::Running(running)].into_iter().chain(states).collect()
     }
 
-    /// Whether users have deleted all pods: none is left, or only such that are leaving. A pod that
-    /// is lost with its node, preempted or evicted was not deleted by a user.
-    pub(super) fn is_deleted(&self) -> bool {
-        let deleted = PodState::Leaving(Ended::Deleted);
-        self.pods.values().all(|known| known.facts.state() == deleted)
+    /// How many pods users have not deleted. A pod that is lost with its node, preempted or evicted
+    /// was not deleted by a user.
+    pub(super) fn n_left(&self) -> usize {
+        let is_deleted = |known: &&Known| {
+            let state = known.facts.state();
+            matches!(state, PodState::Leaving(Ended::Deleted) | PodState::Ended(Ended::Deleted))
+        };
+        self.pods.values().filter(|known| !is_deleted(known)).count()
     }
 
     /// Pods that were not requested: an earlier master died while it created them.

@@ -19,6 +19,7 @@ struct Stage {
     orders: Option<mpsc::Sender<Order>>,
     reports: mpsc::Receiver<Report>,
     platform: JoinSet<End>,
+    leaving: CancellationToken,
 }
 
 impl Stage {
@@ -34,6 +35,7 @@ impl Stage {
             volume: "host_path=/data,mount_path=/data".into(),
             ..JobSpec::default()
         };
+        let leaving = CancellationToken::new();
         let config = Config {
             spec,
             namespace: "n".into(),
@@ -41,12 +43,13 @@ impl Stage {
             env: Vec::new(),
             board: None,
             was_deleted,
+            leaving: leaving.clone(),
         };
         let (orders, order_queue) = mpsc::channel(16);
         let (report_queue, reports) = mpsc::channel(64);
         let mut platform = JoinSet::new();
         platform.spawn(run(api.client(), config, order_queue, report_queue));
-        Self { api, orders: Some(orders), reports, platform }
+        Self { api, orders: Some(orders), reports, platform, leaving }
     }
 
     async fn order(&self, order: Order) {
@@ -131,38 +134,69 @@ async fn a_stopped_pod_is_deleted_and_its_end_reported() {
     assert_eq!(stage.api.graces(), [2], "in whole seconds, and never less");
 }
 
+const DELETED: (&str, &str) = ("/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+
 #[tokio::test]
-async fn a_master_whose_own_pod_is_deleted_makes_nothing_more() {
+async fn a_master_whose_pod_is_deleted_alone_creates_nothing_more_and_exits() {
     let api = Fake::default();
     api.add("elasticdl-x-master", "master", "me");
+    api.add(NAME, "worker", "w");
     let mut stage = Stage::new(api, Some("me"));
-    assert_eq!(stage.report().await, Report::Running(Vec::new()));
-    stage.api.set("elasticdl-x-master", "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+    stage.report().await;
+    stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
+    timeout(LIMIT, stage.leaving.cancelled()).await.unwrap();
+    let w1 = InstanceId { id: 1, ..W0 };
+    stage.order(Order::Launch { instance: w1, memory_percent: 100, is_spare: false }).await;
+    // The next master is there, and waits.
+    stage.api.add("after", "master", "after");
     let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(end, End::Superseded);
+    assert_eq!(stage.api.n_made(), 0);
 }
 
 #[tokio::test]
-async fn a_master_goes_on_beside_its_lost_predecessor_and_leaves_for_its_successor() {
+async fn a_master_whose_pod_is_deleted_with_all_others_saves_the_job() {
+    let api = Fake::default();
+    api.add("elasticdl-x-master", "master", "me");
+    api.add(NAME, "worker", "w");
+    api.set(NAME, "/status/phase", "Running");
+    let mut stage = Stage::new(api, Some("me"));
+    stage.report().await;
+    stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
+    stage.api.set(NAME, DELETED.0, DELETED.1);
+    let leaving = Report::Leaving { instance: W0, pid: pid_of("w"), how: Ended::Deleted };
+    assert_eq!(stage.report().await, leaving);
+    let Report::AllDeleted { within_ms } = stage.report().await else { panic!("it is to save") };
+    assert!(within_ms > 10_000, "most of its grace period: {within_ms}");
+    stage.api.add("after", "master", "after");
+    // It stays as long as its master has orders.
+    stage.order(Order::Stop { instance: W0, grace_ms: 0 }).await;
+    let ended = Report::Ended { instance: W0, pid: pid_of("w"), how: Ended::Deleted };
+    while stage.report().await != ended {}
+    assert_eq!(stage.end().await, End::Done);
+}
+
+#[tokio::test]
+async fn a_master_continues_next_to_its_lost_predecessor_and_exits_for_its_successor() {
     let api = Fake::default();
     api.add("before", "master", "before");
-    api.set("before", "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+    api.set("before", DELETED.0, DELETED.1);
     api.add("me", "master", "me");
     let mut stage = Stage::new(api, Some("me"));
     assert_eq!(stage.report().await, Report::Running(Vec::new()));
     stage.order(launch()).await;
     stage.report().await;
-    assert_eq!(stage.api.graces(), [0], "the Service must not lead to the one before");
+    assert_eq!(stage.api.graces(), [0], "the Service must not lead to the previous one");
     stage.api.add("after", "master", "after");
     let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(end, End::Superseded);
 }
 
 #[tokio::test]
-async fn a_new_master_hears_that_all_pods_were_deleted_with_the_last_one() {
+async fn a_new_master_learns_that_all_pods_were_deleted_with_the_last_one() {
     let leaving = |api: &Fake, reason: Option<&str>| {
         api.add(NAME, "worker", "w");
-        api.set(NAME, "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+        api.set(NAME, DELETED.0, DELETED.1);
         if let Some(reason) = reason {
             api.set(NAME, "/status/reason", reason);
         }
@@ -170,8 +204,8 @@ async fn a_new_master_hears_that_all_pods_were_deleted_with_the_last_one() {
     let living = Report::Running(vec![Process { instance: W0, pid: pid_of("w"), age_ms: 0 }]);
     type Pods<'a> = &'a dyn Fn(&Fake);
     let table: [(Pods<'_>, bool, Report); 5] = [
-        (&|_| {}, true, Report::AllDeleted),
-        (&|api| leaving(api, None), true, Report::AllDeleted),
+        (&|_| {}, true, Report::AllDeleted { within_ms: 0 }),
+        (&|api| leaving(api, None), true, Report::AllDeleted { within_ms: 0 }),
         // A node was lost, or the master was deleted alone.
         (&|api| leaving(api, Some("NodeLost")), true, living.clone()),
         (&|api| api.add(NAME, "worker", "w"), true, living),

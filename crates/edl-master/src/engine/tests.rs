@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A whole master on real sockets, and messages that make no sense to it.
+//! A whole master on real sockets, and invalid messages to it.
 
 use std::io;
 use std::sync::Mutex;
@@ -257,7 +257,7 @@ fn two_servers() -> JobSpec {
 }
 
 #[tokio::test]
-async fn a_worker_hears_why_its_message_makes_no_sense() {
+async fn a_worker_learns_why_its_message_is_invalid() {
     use worker_message::Kind;
     let bad_spec = proto::Ready { model_spec_json: "{".into(), ..Default::default() };
     let sums = vec![proto::Sums { kind: 99, ..Default::default() }];
@@ -282,7 +282,7 @@ async fn a_worker_hears_why_its_message_makes_no_sense() {
 }
 
 #[tokio::test]
-async fn a_server_hears_why_its_message_makes_no_sense() {
+async fn a_server_learns_why_its_message_is_invalid() {
     use ps_message::Kind;
     let sets = proto::Sets { sets: bad_sets(), ..Default::default() };
     let loaded = proto::Loaded { sets: bad_sets(), ..Default::default() };
@@ -304,7 +304,7 @@ async fn a_server_hears_why_its_message_makes_no_sense() {
 }
 
 #[tokio::test]
-async fn a_first_message_that_makes_no_sense_is_final() {
+async fn an_invalid_first_message_is_final() {
     use ps_message::Kind;
     let old = proto::PsHello { protocol: 1, ..ps_hello() };
     let bad = proto::PsHello { sets: bad_sets(), ..ps_hello() };
@@ -325,7 +325,7 @@ async fn a_first_message_that_makes_no_sense_is_final() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_replaced_hears_so() {
+async fn a_stream_that_is_replaced_is_notified() {
     let bench = Bench::start(JobSpec::default()).await;
     let status = tokio::select! {
         status = bench.answer(WORKER, vec![worker_hello()]) => status,
@@ -337,7 +337,7 @@ async fn a_stream_that_is_replaced_hears_so() {
 }
 
 #[tokio::test]
-async fn requests_that_make_no_sense_are_answered_with_the_reason() {
+async fn invalid_requests_are_answered_with_the_reason() {
     let bench = Bench::start(JobSpec::default()).await;
     let mut wrong = Vec::new();
     let mut master = MasterClient::new(bench.channel.clone());
@@ -363,7 +363,7 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
     wrong.extend(bench.judge(&status, Code::ResourceExhausted, "127.0.0.1:", reason));
     assert!(wrong.is_empty(), "{wrong:#?}");
     let (status, _) = bench.post("/api/stop", "Origin: http://\u{e9}\r\n", "{}").await;
-    assert!(status.contains("403"), "an origin that is no text is not ours: {status}");
+    assert!(status.contains("403"), "an origin that is not text is not ours: {status}");
 }
 
 #[tokio::test]

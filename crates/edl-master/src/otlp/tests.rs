@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Against a collector that speaks the protocol, and one that does not answer.
+//! Against a collector that implements the protocol, and one that does not answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -64,7 +64,7 @@ async fn all_spans_reach_a_collector_that_comes_late() {
     drop(listener);
     let (exporter, counts) = exporter(address);
     exporter.send(vec![span("first")]);
-    // Nobody is there; the job goes on meanwhile.
+    // No collector is there; the job continues meanwhile.
     tokio::time::sleep(LINGER * 2).await;
     assert_eq!((counts.sent.get(), counts.dropped.get()), (0, 0));
     let (sink, mut tasks) = (Sink::default(), JoinSet::new());

@@ -174,10 +174,10 @@ const drawCurves = (status) => {
 const stack = (spent, label) => {
   const total = KINDS.reduce((sum, kind) => sum + spent[kind], 0) || 1;
   const parts = KINDS.filter((kind) => spent[kind] > 0);
-  const told = parts.map((kind) => `${(spent[kind] * 100 / total).toFixed(1)} % ${words(kind)}`).join(", ");
-  const bar = el("div", { className: "stack", title: told });
+  const description = parts.map((kind) => `${(spent[kind] * 100 / total).toFixed(1)} % ${words(kind)}`).join(", ");
+  const bar = el("div", { className: "stack", title: description });
   bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", `${label}: ${told || "no data yet"}`);
+  bar.setAttribute("aria-label", `${label}: ${description || "no data yet"}`);
   for (const kind of parts) {
     const part = el("i");
     part.style.width = `${spent[kind] * 100 / total}%`;

@@ -60,16 +60,16 @@ fn times(span: &Span) -> (u64, u64) {
 }
 
 #[test]
-fn a_world_heals_and_its_spans_lie_under_the_job() {
+fn a_world_heals_and_its_spans_are_children_of_the_job() {
     let mut recorder = recorder(1, true);
     let effects = [
         (10, world(1, &[0, 1], None)),
         (10, world(1, &[0, 1], None)),
-        (20, note(EventKind::World, "worker-0, worker-1 train on")),
+        (20, note(EventKind::World, "worker-0, worker-1 continue")),
         (30, note(EventKind::WorkerKilled, "worker-1 was killed")),
         (31, note(EventKind::PeerLost, "worker-0 lost worker-1")),
         (32, world(2, &[0], Some("version-4"))),
-        (40, note(EventKind::World, "worker-0 trains on")),
+        (40, note(EventKind::World, "worker-0 continues")),
         (90, Effect::Ended(End::Succeeded)),
     ];
     for (now, effect) in &effects {
@@ -138,7 +138,7 @@ fn servers_and_workers_heal_by_what_was_lost() {
 }
 
 #[test]
-fn checkpoints_and_evaluations_tell_what_they_came_to() {
+fn spans_of_checkpoints_and_evaluations_have_their_results() {
     let mut recorder = recorder(1, false);
     let prepare = |number| Effect::PrepareCheckpoint {
         checkpoint: CheckpointId(number),
@@ -161,14 +161,17 @@ fn checkpoints_and_evaluations_tell_what_they_came_to() {
     let metrics = BTreeMap::from([("accuracy".to_owned(), 0.5)]);
     let evaluated = Evaluated { version: 64, epoch: 1, metrics, is_best: true };
     recorder.effect(&Effect::Evaluated(evaluated), 60);
-    // What is open at the end is told, too.
+    // Spans that are open at the end are sent, too.
     recorder.effect(&Effect::EvaluationStarted { version: 70 }, 70);
     recorder.effect(&Effect::Ended(End::Failed("no".into())), 80);
     let spans = recorder.take();
-    let (cuts, evaluations) = (named(&spans, "checkpoint"), named(&spans, "evaluation"));
-    assert_eq!(attribute(cuts[0], "elasticdl.step"), Some(Value::IntValue(64)));
+    let (checkpoints, evaluations) = (named(&spans, "checkpoint"), named(&spans, "evaluation"));
+    assert_eq!(attribute(checkpoints[0], "elasticdl.step"), Some(Value::IntValue(64)));
     let codes = |span: &&Span| span.status.clone().unwrap_or_default().code();
-    assert_eq!(cuts.iter().map(codes).collect::<Vec<_>>(), [StatusCode::Ok, StatusCode::Error]);
+    assert_eq!(
+        checkpoints.iter().map(codes).collect::<Vec<_>>(),
+        [StatusCode::Ok, StatusCode::Error]
+    );
     let accuracy = attribute(evaluations[0], "elasticdl.metric.accuracy");
     assert_eq!(accuracy, Some(Value::DoubleValue(0.5)));
     let ends: Vec<_> = evaluations.iter().map(codes).collect();
@@ -197,7 +200,7 @@ fn steps_are_recorded_together_and_processes_when_they_are_gone() {
     }
     recorder.effect(&Effect::Ended(End::Succeeded), 15 * second);
     let spans = recorder.take();
-    // Three of five seconds each: thousands of steps, but for the moments between two of them.
+    // Three of five seconds each: thousands of steps, except for the moments between two of them.
     let steps = named(&spans, "steps");
     assert_eq!(steps.len(), 3, "{steps:#?}");
     assert_eq!(attribute(steps[0], "elasticdl.steps"), Some(Value::IntValue(1000)));

@@ -55,7 +55,7 @@ pub struct Welcome<'a> {
 
 /// The job as its master describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct JobInfo {
     pub run: RunId,
     pub term: Term,
     pub spec: JobSpec,
@@ -68,7 +68,7 @@ pub struct Follow {
     /// How long to look for a master; `None` means forever.
     patience: Option<Duration>,
     /// From the last welcome that was accepted.
-    pub(super) job: Option<Job>,
+    pub(super) job: Option<JobInfo>,
     pub(super) is_following: bool,
     /// Failures since that welcome.
     pub(super) n_failures: u32,
@@ -83,7 +83,7 @@ impl Follow {
 
     /// The job, once a master has sent a welcome.
     #[must_use]
-    pub fn job(&self) -> Option<&Job> {
+    pub fn job(&self) -> Option<&JobInfo> {
         self.job.as_ref()
     }
 
@@ -93,11 +93,11 @@ impl Follow {
     }
 
     /// Follows the master that sent `welcome`, unless it belongs to another run or was replaced.
-    pub fn welcome(&mut self, welcome: Welcome<'_>) -> Result<&Job, Failure> {
+    pub fn welcome(&mut self, welcome: Welcome<'_>) -> Result<&JobInfo, Failure> {
         let invalid_spec = |why: String| Error::Welcome(format!("job description: {why}"));
         let run = RunId::parse(welcome.run).ok_or_else(|| Error::Welcome("run ID".into()))?;
         let term = Term(welcome.term);
-        if let Some(Job { run: our_run, term: our_term, .. }) = self.job {
+        if let Some(JobInfo { run: our_run, term: our_term, .. }) = self.job {
             // Terms can be compared only within a run.
             if run != our_run {
                 return Err(Error::OtherRun { ours: our_run, theirs: run }.into());
@@ -112,7 +112,7 @@ impl Follow {
         let heartbeat = Duration::try_from_secs_f64(welcome.heartbeat_secs.max(MIN_HEARTBEAT))
             .map_err(|_| Error::Welcome("heartbeat interval".into()))?;
         (self.is_following, self.n_failures) = (true, 0);
-        Ok(self.job.insert(Job { run, term, spec, heartbeat }))
+        Ok(self.job.insert(JobInfo { run, term, spec, heartbeat }))
     }
 
     /// Returns the delay before the next attempt, or why there must not be one.

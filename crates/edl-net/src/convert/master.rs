@@ -28,7 +28,7 @@ const UNKNOWN_KIND: &str = "unknown kind of message; run the same build everywhe
 const MAX_RUNS: usize = 1 << 24;
 const SECOND_HELLO: &str = "a hello must be the first message of a stream";
 
-/// What a worker reports, unless it makes no sense.
+/// What a worker reports, or why its message is invalid.
 pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, Status> {
     use worker::Report;
     use worker_message::Kind;
@@ -89,6 +89,9 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::StepFailed(proto::StepFailed { world, step, error }) => {
             Report::Member(MemberReport::StepFailed { world: WorldId(world), step, error })
         }
+        Kind::Quit(proto::Quit { world, step }) => {
+            Report::Member(MemberReport::Quit { world: WorldId(world), step })
+        }
         Kind::StepNonFinite(proto::StepNonFinite { world, step, error }) => {
             Report::Member(MemberReport::NonFinite { world: WorldId(world), step, error })
         }
@@ -132,7 +135,7 @@ fn peer(peer: proto::Peer) -> Peer {
     Peer { address, unix_path, probe, step }
 }
 
-/// What a server reports, unless it makes no sense, and how much it had to do.
+/// What a server reports, and how much it had to do; or why its message is invalid.
 pub fn ps_report(
     message: proto::PsMessage,
 ) -> Result<(server::Report, Option<proto::PsLoad>), Status> {

@@ -95,6 +95,7 @@ fn news(news: MemberReport) -> Kind {
         MemberReport::StepFailed { world, step, error } => {
             Kind::StepFailed(proto::StepFailed { world: world.0, step, error })
         }
+        MemberReport::Quit { world, step } => Kind::Quit(proto::Quit { world: world.0, step }),
         MemberReport::NonFinite { world, step, error } => {
             Kind::StepNonFinite(proto::StepNonFinite { world: world.0, step, error })
         }

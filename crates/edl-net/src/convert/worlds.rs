@@ -76,7 +76,7 @@ impl ReceivedWorlds {
         self.last = None;
     }
 
-    /// The world in full; none if it makes no sense on this stream.
+    /// The world in full; none if it is invalid on this stream.
     #[must_use]
     pub fn receive(&mut self, world: World) -> Option<World> {
         let full = match &world.changes {
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A world of these workers, each with so many lanes.
+    /// A world of these workers, each with this many lanes.
     fn world(id: u64, members: &[(u32, u32)]) -> World {
         let counts: Vec<u32> = members.iter().map(|(_, n_lanes)| *n_lanes).collect();
         let spans = consecutive(&counts).unwrap();

@@ -10,7 +10,7 @@ use edl_core::id::{BatchId, Generation, PsId};
 use edl_core::time::Time;
 
 use crate::data::Error;
-use crate::frame::{Kind, decode_refusal};
+use crate::frame::{FrameKind, decode_refusal};
 use crate::wire::Receiver;
 
 /// Every partition of every server has applied the batch in this generation.
@@ -22,12 +22,12 @@ pub struct Acked {
 
 /// The pushes of one client that some server has not acknowledged yet.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct PendingAcks {
     acks: Mutex<Acks>,
     started: Instant,
 }
 
-impl Open {
+impl PendingAcks {
     pub(super) fn new() -> Self {
         Self { acks: Mutex::default(), started: Instant::now() }
     }
@@ -41,7 +41,7 @@ impl Open {
     }
 
     fn lock(&self) -> MutexGuard<'_, Acks> {
-        self.acks.lock().expect("the lock on the open pushes is poisoned")
+        self.acks.lock().expect("the lock on the pending acknowledgements is poisoned")
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Reader {
     pub(super) ps: PsId,
     pub(super) generation: Generation,
     pub(super) receiver: Receiver,
-    pub(super) open: Arc<Open>,
+    pub(super) pending: Arc<PendingAcks>,
     pub(super) out: mpsc::SyncSender<Result<Acked, Error>>,
     /// How long one acknowledgement may take.
     pub(super) patience: Duration,
@@ -83,20 +83,20 @@ impl Reader {
     }
 
     fn next(&mut self) -> Result<Option<Result<Acked, Error>>, Error> {
-        let (open, ps, patience) = (&self.open, self.ps, self.patience);
+        let (pending, ps, patience) = (&self.pending, self.ps, self.patience);
         let header = self.receiver.header(&mut || {
-            let overdue = open.lock().overdue(ps, patience, open.now());
+            let overdue = pending.lock().overdue(ps, patience, pending.now());
             let Some(batch) = overdue else { return Ok(()) };
             let waiting_for = format!("server {ps} to acknowledge batch {batch}");
             Err(Error::Deadline { waiting_for })
         })?;
         let forged = Error::Forged { sequence: header.sequence };
         let payload = self.receiver.small()?;
-        if header.kind == Kind::Ack {
+        if header.kind == FrameKind::Ack {
             let sequence = payload.try_into().map(u64::from_le_bytes).map_err(|_| forged)?;
             let acked = |batch| Ok(Acked { batch, generation: header.generation });
-            Ok(self.open.lock().acknowledge(sequence, ps).map(acked))
-        } else if header.kind == Kind::Refused {
+            Ok(self.pending.lock().acknowledge(sequence, ps).map(acked))
+        } else if header.kind == FrameKind::Refused {
             let (refusal, _) = decode_refusal(&payload)?;
             Ok(Some(Err(Error::from_refusal(refusal, self.generation))))
         } else {

@@ -17,16 +17,16 @@ use edl_core::model::ModelSpec;
 use edl_core::server::Refusal;
 use edl_tensor::push::{Lane, span};
 
-use crate::data::acks::{Acked, Open, Reader};
+use crate::data::acks::{Acked, PendingAcks, Reader};
 use crate::data::session::{Connection, Party};
 use crate::data::split::Split;
 use crate::data::{Error, Route, ServerRoute};
-use crate::frame::{Kind, PieceHead, PullHead, PushHead, decode_refusal};
+use crate::frame::{FrameKind, PieceHead, PullHead, PushHead, decode_refusal};
 use crate::handshake::{ClientId, Encryption, Role};
 use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
 
-/// Acknowledgements that may lie unread before their readers wait for the worker.
+/// Acknowledgements that may queue unread before their readers wait for the worker.
 const ACK_QUEUE: usize = 1024;
 /// What a server's answer may take beyond the wait that it was granted.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ pub struct PsClient {
     split: Split,
     /// Rows as they travel: sorted by partition.
     sorted: Vec<f32>,
-    open: Arc<Open>,
+    pending: Arc<PendingAcks>,
     abort: AbortHandle,
     // In this order: the readers end when their channel is closed.
     acks: mpsc::Receiver<Result<Acked, Error>>,
@@ -144,19 +144,19 @@ impl PsClient {
         let (timeout, patience) = (limits.connect, limits.frame);
         let party = Party { key, run, encryption, timeout, patience };
         let (sender, acks) = mpsc::sync_channel(ACK_QUEUE);
-        let open = Arc::new(Open::new());
+        let pending = Arc::new(PendingAcks::new());
         let mut streams = Vec::new();
         let mut servers = Vec::new();
-        let mut pending = Vec::new();
+        let mut readers = Vec::new();
         for server in &route.servers {
             let pull = dial(&party, server, Role::Pull, client)?;
             let push = dial(&party, server, Role::Push, client)?;
             streams.extend([&pull, &push].map(|to| Arc::clone(to.sender.stream())));
-            pending.push(Reader {
+            readers.push(Reader {
                 ps: server.ps,
                 generation: route.generation,
                 receiver: push.receiver,
-                open: Arc::clone(&open),
+                pending: Arc::clone(&pending),
                 out: sender.clone(),
                 patience: limits.ack,
             });
@@ -170,7 +170,7 @@ impl PsClient {
             });
         }
         let abort = AbortHandle(Arc::new(Abort { is_aborted: AtomicBool::new(false), streams }));
-        let readers = pending.into_iter().map(Reader::start).collect::<Result<_, _>>();
+        let readers = readers.into_iter().map(Reader::start).collect::<Result<_, _>>();
         Ok(Self {
             generation: route.generation,
             layout,
@@ -180,7 +180,7 @@ impl PsClient {
             is_in_order: false,
             split: Split::default(),
             sorted: Vec::new(),
-            open,
+            pending,
             acks,
             _readers: Readers(readers.inspect_err(|_| abort.abort())?),
             abort,
@@ -204,8 +204,8 @@ impl PsClient {
     /// parameters if wanted. With `min_round` the servers answer when they have applied that
     /// many rounds.
     ///
-    /// After a refusal (`Generation`, `NotServing`, `Deadline`, `Refused`) the client is as good
-    /// as before; after any other error it is of no use.
+    /// After a refusal (`Generation`, `NotServing`, `Deadline`, `Refused`) the client can still
+    /// be used; after any other error it cannot.
     ///
     /// # Panics
     /// If `ids`, `rows` and `dense` do not fit the model.
@@ -360,13 +360,13 @@ impl PsClient {
         assert_eq!(dense.len(), n_dense, "a gradient for all dense parameters on servers");
         self.split.sort(&self.layout, ids);
         self.split.gather(&self.dims, grads, &mut self.sorted);
-        // All servers are pushed to alike, so one number fits every connection.
+        // Every server gets every push, so one sequence number fits all connections.
         let Some(sequence) = self.servers.first().map(|server| server.to_push.next_sequence())
         else {
             return Ok(());
         };
         let servers = self.servers.iter().map(|server| server.ps).collect();
-        self.open.sent(sequence, batch, servers);
+        self.pending.sent(sequence, batch, servers);
         let mut sorted = self.sorted.as_slice();
         for (server, base_version) in self.servers.iter_mut().zip(&base.0) {
             let n_here = self.split.n_row_floats(&server.partitions, &self.dims);
@@ -394,7 +394,7 @@ impl PsClient {
             ];
             server
                 .to_push
-                .send(Kind::Push, self.generation, batch, &parts)
+                .send(FrameKind::Push, self.generation, batch, &parts)
                 .inspect_err(|_| self.abort.abort())?;
         }
         Ok(())
@@ -435,7 +435,7 @@ impl Server {
         };
         let parts: [&[u8]; 3] =
             [&head.encode(), bytemuck::cast_slice(counts), bytemuck::cast_slice(ids)];
-        self.to_pull.send(Kind::Pull, generation, BatchId::default(), &parts)
+        self.to_pull.send(FrameKind::Pull, generation, BatchId::default(), &parts)
     }
 
     /// Reads pieces until every partition has come; the server's version, or its refusal.
@@ -455,11 +455,11 @@ impl Server {
                 Err(Error::Deadline { waiting_for: format!("server {} to respond", self.ps) })
             })?;
             let forged = Error::Forged { sequence: header.sequence };
-            if header.kind == Kind::Refused {
+            if header.kind == FrameKind::Refused {
                 let (refusal, _) = decode_refusal(&self.from_pull.small()?)?;
                 return Ok(Err(refusal));
             }
-            if header.kind != Kind::Piece || header.length < PieceHead::LEN as u64 {
+            if header.kind != FrameKind::Piece || header.length < PieceHead::LEN as u64 {
                 return Err(forged);
             }
             let mut head = [0; PieceHead::LEN];
@@ -517,7 +517,7 @@ fn dial(
     if !server.unix_path.is_empty() && path.exists() {
         match Stream::connect_unix(path, party.timeout) {
             Ok(stream) => return party.dial(stream, role, client),
-            // The file may be left over from a server that moved.
+            // The file may be a leftover of a server that moved.
             Err(error) => {
                 tracing::debug!(ps = %server.ps, %error, "cannot use the unix socket; trying tcp");
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's half of the data plane: frames in, frames out.
 //!
-//! A request is handed out only when its last byte is in and its tag has been checked.
+//! A request is returned only when its last byte has arrived and its tag has been checked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use edl_tensor::push::Body;
 
 use crate::data::Error;
 use crate::data::session::{Party, turn_away};
-use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead, encode_refusal};
+use crate::frame::{FrameKind, Header, PieceHead, PullHead, PushHead, encode_refusal};
 use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
 
@@ -64,7 +64,7 @@ pub struct PushRequest {
 impl PullRequest {
     /// Waits for the next request and reads it into `self`, whose buffers are used again.
     pub fn read(&mut self, receiver: &mut Receiver) -> Result<(), Error> {
-        let (header, head) = head(receiver, Kind::Pull)?;
+        let (header, head) = head(receiver, FrameKind::Pull)?;
         let head = PullHead::decode(&head, header.length)?;
         receiver.fill_vec(&mut self.counts, head.n_counts as usize)?;
         receiver.fill_vec(&mut self.ids, head.n_ids)?;
@@ -77,7 +77,7 @@ impl PullRequest {
 impl PushRequest {
     /// Waits for the next push and reads it into the buffers of `body`.
     pub fn read(receiver: &mut Receiver, mut body: Body) -> Result<Self, Error> {
-        let (header, head) = head(receiver, Kind::Push)?;
+        let (header, head) = head(receiver, FrameKind::Push)?;
         let head = PushHead::decode(&head, header.length)?;
         receiver.fill_vec(&mut body.counts, head.n_counts as usize)?;
         receiver.fill_vec(&mut body.ids, head.n_ids)?;
@@ -105,7 +105,7 @@ pub fn send_piece(sender: &mut Sender, generation: Generation, piece: &Piece) ->
         n_floats: piece.floats.len(),
     };
     let parts: [&[u8]; 2] = [&head.encode(), bytemuck::cast_slice(&piece.floats)];
-    sender.send(Kind::Piece, generation, BatchId::default(), &parts)
+    sender.send(FrameKind::Piece, generation, BatchId::default(), &parts)
 }
 
 /// Says that the push number `sequence` is applied, in `generation`.
@@ -115,7 +115,7 @@ pub fn send_ack(
     batch: BatchId,
     sequence: u64,
 ) -> Result<(), Error> {
-    sender.send(Kind::Ack, generation, batch, &[&sequence.to_le_bytes()])
+    sender.send(FrameKind::Ack, generation, batch, &[&sequence.to_le_bytes()])
 }
 
 /// Says why the frame number `sequence` was not done.
@@ -126,12 +126,15 @@ pub fn send_refusal(
     sequence: u64,
     refusal: &Refusal,
 ) -> Result<(), Error> {
-    sender.send(Kind::Refused, generation, batch, &[&encode_refusal(refusal, sequence)])
+    sender.send(FrameKind::Refused, generation, batch, &[&encode_refusal(refusal, sequence)])
 }
 
 /// Waits for a frame of this kind and reads how its payload begins. A client may be silent for as
 /// long as it is connected.
-fn head<const N: usize>(receiver: &mut Receiver, kind: Kind) -> Result<(Header, [u8; N]), Error> {
+fn head<const N: usize>(
+    receiver: &mut Receiver,
+    kind: FrameKind,
+) -> Result<(Header, [u8; N]), Error> {
     let header = receiver.header(&mut || Ok(()))?;
     if header.kind != kind || header.length < N as u64 {
         return Err(Error::Forged { sequence: header.sequence });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
 
-use crate::frame::{Header, Kind, decode_refusal, encode_refusal};
+use crate::frame::{FrameKind, Header, decode_refusal, encode_refusal};
 use crate::handshake::{
     Challenge, ClientId, Conflict, Encryption, Hello, Offer, Role, Session, Side, nonce,
 };
@@ -73,17 +73,17 @@ impl Party<'_> {
         let is_local = stream.is_local();
         let hello = Hello { role, offer: self.offer(&stream), client, nonce: nonce()? };
         let (mut sender, mut receiver) = self.directions(Arc::new(stream));
-        send_frame(&mut sender, Kind::Hello, &hello.encode())?;
-        let challenge: [u8; Challenge::LEN] = receive_frame(&mut receiver, Kind::Challenge)?;
+        send_frame(&mut sender, FrameKind::Hello, &hello.encode())?;
+        let challenge: [u8; Challenge::LEN] = receive_frame(&mut receiver, FrameKind::Challenge)?;
         let Challenge { nonce, proof, offer } = Challenge::decode(&challenge)?;
         let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
         if !session.proves(Side::Server, proof) {
             return Err(Error::Refused("the server does not have this job's key".into()));
         }
         // Also if the two do not agree on encryption: then both know, and both can say so.
-        send_frame(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
+        send_frame(&mut sender, FrameKind::Proof, &session.proof(Side::Client))?;
         protect(&session, Side::Client, &mut sender, &mut receiver)?;
-        let [] = receive_frame(&mut receiver, Kind::Accepted)?;
+        let [] = receive_frame(&mut receiver, FrameKind::Accepted)?;
         Ok(Connection::new(role, client, sender, receiver))
     }
 
@@ -95,7 +95,7 @@ impl Party<'_> {
             Err(error) => {
                 let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
                 // The peer may be gone, or not worth waiting for.
-                let _ = send_frame(&mut sender, Kind::Refused, &refusal);
+                let _ = send_frame(&mut sender, FrameKind::Refused, &refusal);
                 sender.stream().shutdown();
                 Err(error)
             }
@@ -104,18 +104,18 @@ impl Party<'_> {
 
     fn examine(&self, sender: &mut Sender, receiver: &mut Receiver) -> Result<Hello, Error> {
         let is_local = sender.stream().is_local();
-        let hello: [u8; Hello::LEN] = read_frame(receiver, Kind::Hello)?;
+        let hello: [u8; Hello::LEN] = read_frame(receiver, FrameKind::Hello)?;
         let hello = Hello::decode(&hello)?;
         let (nonce, offer) = (nonce()?, self.offer(sender.stream()));
         let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
         let challenge = Challenge { nonce, proof: session.proof(Side::Server), offer };
-        send_frame(sender, Kind::Challenge, &challenge.encode())?;
-        let proof: [u8; 32] = read_frame(receiver, Kind::Proof)?;
+        send_frame(sender, FrameKind::Challenge, &challenge.encode())?;
+        let proof: [u8; 32] = read_frame(receiver, FrameKind::Proof)?;
         if !session.proves(Side::Client, proof) {
             return Err(Error::Refused(NO_KEY.into()));
         }
         protect(&session, Side::Server, sender, receiver)?;
-        send_frame(sender, Kind::Accepted, &[])?;
+        send_frame(sender, FrameKind::Accepted, &[])?;
         Ok(hello)
     }
 }
@@ -149,26 +149,30 @@ pub(crate) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Er
     receiver.set_deadline(deadline);
     // Closing before the client's hello has been read would lose the answer.
     let hello = receiver.header(&mut || Ok(()))?;
-    if hello.kind != Kind::Hello {
+    if hello.kind != FrameKind::Hello {
         return Err(Error::Forged { sequence: hello.sequence });
     }
     receiver.skip()?;
     let mut sender = Sender::new(stream, hello.run, timeout);
     sender.set_deadline(deadline);
-    send_frame(&mut sender, Kind::Refused, &encode_refusal(&Refusal::NotServing, 0))
+    send_frame(&mut sender, FrameKind::Refused, &encode_refusal(&Refusal::NotServing, 0))
 }
 
-pub(crate) fn send_frame(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
+pub(crate) fn send_frame(
+    sender: &mut Sender,
+    kind: FrameKind,
+    payload: &[u8],
+) -> Result<(), Error> {
     sender.send(kind, Generation(0), BatchId::default(), &[payload])
 }
 
 /// Reads one frame of the handshake, or why the peer refuses.
 pub(crate) fn receive_frame<const N: usize>(
     receiver: &mut Receiver,
-    kind: Kind,
+    kind: FrameKind,
 ) -> Result<[u8; N], Error> {
     let header = receiver.header(&mut || Ok(()))?;
-    if header.kind == Kind::Refused {
+    if header.kind == FrameKind::Refused {
         let is_proven = receiver.is_protected();
         let (refusal, _) = decode_refusal(&receiver.small()?)?;
         let refusal = if is_proven { refusal } else { without_text(refusal) };
@@ -178,14 +182,14 @@ pub(crate) fn receive_frame<const N: usize>(
 }
 
 /// Reads one frame of a stranger. Nothing of another kind or length is even looked at.
-fn read_frame<const N: usize>(receiver: &mut Receiver, kind: Kind) -> Result<[u8; N], Error> {
+fn read_frame<const N: usize>(receiver: &mut Receiver, kind: FrameKind) -> Result<[u8; N], Error> {
     let header = receiver.header(&mut || Ok(()))?;
     rest_of_frame(receiver, kind, &header)
 }
 
 fn rest_of_frame<const N: usize>(
     receiver: &mut Receiver,
-    kind: Kind,
+    kind: FrameKind,
     header: &Header,
 ) -> Result<[u8; N], Error> {
     let Header { kind: theirs, length, sequence, .. } = *header;
@@ -237,7 +241,7 @@ mod tests {
             let (mut theirs, copied) = UnixStream::pair().unwrap();
             let stream = Arc::new(Stream::unix(copied).unwrap());
             let mut sender = Sender::new(stream, RUN, Duration::from_secs(60));
-            send_frame(&mut sender, Kind::Hello, &hello.encode()).unwrap();
+            send_frame(&mut sender, FrameKind::Hello, &hello.encode()).unwrap();
             let mut bytes = [0; HEADER_LEN + Hello::LEN];
             std::io::Read::read_exact(&mut theirs, &mut bytes).unwrap();
             for (n_sent, byte) in bytes.iter().enumerate() {
@@ -265,7 +269,7 @@ mod tests {
             let stranger = std::thread::spawn(move || {
                 let stream = Arc::new(Stream::unix(far).unwrap());
                 let mut sender = Sender::new(stream, RUN, Duration::from_secs(60));
-                send_frame(&mut sender, Kind::Refused, &encode_refusal(&refusal, 0)).unwrap();
+                send_frame(&mut sender, FrameKind::Refused, &encode_refusal(&refusal, 0)).unwrap();
                 sender
             });
             let key = JobKey::from_bytes([7; 32]);

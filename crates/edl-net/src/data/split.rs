@@ -43,7 +43,7 @@ impl Split {
         let rows = layout.with_rows();
         for (table, ids) in ids.iter().enumerate() {
             let first = self.groups.len();
-            // Passes of their own, because each is then a short loop that the core runs ahead in.
+            // Separate passes, because each is then a short loop that the core can run ahead in.
             self.groups.extend(ids.iter().map(|id| group(&rows, *id, n_tables, table)));
             for group in &self.groups[first..] {
                 self.counts[*group as usize] += 1;

@@ -3,7 +3,7 @@
 //!
 //! Of two members the one with the lower number dials, so they never call each other at once.
 //! A caller that lost its link calls again; its later call replaces the earlier one. A member that
-//! waits to be called probes the caller: it connects, sends nothing, and learns whether it is there.
+//! waits to be called probes the caller: it connects, sends nothing, and learns whether it exists.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,7 +16,7 @@ use super::Transport;
 use super::abort::Abort;
 use super::link::{Ends, Link};
 use crate::data::session::{Connection, Party, receive_frame, send_frame};
-use crate::frame::{Kind, encode_refusal};
+use crate::frame::{FrameKind, encode_refusal};
 use crate::handshake::{ClientId, Encryption, Join, Role};
 use crate::key::JobKey;
 use crate::strangers::Strangers;
@@ -111,7 +111,7 @@ impl Connector {
         let mut connection = self.party().dial(stream, Role::Member, me)?;
         let is_shared = transport == Transport::SharedMemory;
         let join = Join { from: self.me, to, attempt, is_shared };
-        send_frame(&mut connection.sender, Kind::Join, &join.encode())?;
+        send_frame(&mut connection.sender, FrameKind::Join, &join.encode())?;
         let answer = self.receive_join(&mut connection)?;
         if (answer.from, answer.to) != (to, self.me) {
             return Err(Error::Refused("a different worker answered".into()));
@@ -131,10 +131,10 @@ impl Connector {
         let transport = self.examine(&connection, &join, is_local).inspect_err(|error| {
             let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
             // The caller may be gone, or not worth waiting for.
-            let _ = send_frame(&mut connection.sender, Kind::Refused, &refusal);
+            let _ = send_frame(&mut connection.sender, FrameKind::Refused, &refusal);
         })?;
         let answer = Join { from: self.me, to: join.from, ..join };
-        send_frame(&mut connection.sender, Kind::Join, &answer.encode())?;
+        send_frame(&mut connection.sender, FrameKind::Join, &answer.encode())?;
         self.link(connection, join.from, join.attempt, transport)
     }
 
@@ -171,7 +171,7 @@ impl Connector {
     fn receive_join(&self, connection: &mut Connection) -> Result<Join, Error> {
         let timeout = HANDSHAKE_TIMEOUT.min(self.silence);
         connection.receiver.set_deadline(Some(Instant::now() + timeout));
-        let bytes = receive_frame(&mut connection.receiver, Kind::Join)?;
+        let bytes = receive_frame(&mut connection.receiver, FrameKind::Join)?;
         Ok(Join::decode(&bytes)?)
     }
 

@@ -17,13 +17,13 @@ use crate::wire::{Error, Stream};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between calls: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
-/// A host that cannot be reached for so long is given up.
+/// A host that cannot be reached for this long is given up.
 const LOST_FOR: Duration = Duration::from_secs(30);
-/// A member listens from its start to its end, so a host that refuses for so long has lost it.
+/// A member listens from its start to its end, so a host that refuses for this long has lost it.
 const REFUSED_FOR: Duration = Duration::from_millis(250);
 
-/// Calls `peer` until it answers, cannot be there any more, or is not needed any longer. A peer
-/// that will call us is only probed, to learn whether it is there.
+/// Calls `peer` until it answers, cannot exist anymore, or is no longer needed. A peer
+/// that will call us is only probed, to learn whether it exists.
 pub(super) fn start(connector: &Arc<Connector>, peer: &Peer) {
     let id = (peer.worker, peer.incarnation);
     let mut pending = connector.pending();
@@ -37,7 +37,7 @@ pub(super) fn start(connector: &Arc<Connector>, peer: &Peer) {
     let (caller, peer) = (Arc::clone(connector), peer.clone());
     let call = move || {
         let called = call_until(&caller, &peer, id, ticket);
-        // At one stroke: the member is dialled, or its link is there.
+        // Atomically: the member is dialled, or its link exists.
         let mut pending = caller.pending();
         if pending.dialing.get(&id) != Some(&ticket) {
             return;
@@ -61,7 +61,7 @@ pub(super) fn start(connector: &Arc<Connector>, peer: &Peer) {
     }
 }
 
-/// None if the member is not needed any longer.
+/// None if the member is no longer needed.
 fn call_until(
     connector: &Connector,
     peer: &Peer,

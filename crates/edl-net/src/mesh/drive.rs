@@ -16,13 +16,13 @@ use super::abort::{Abort, Blocked};
 use super::link::{Got, Link, PeerRegion, Target};
 use super::shm::Mapped;
 use super::{Error, Transport};
-use crate::frame::{Header, Kind, array};
+use crate::frame::{FrameKind, Header, array};
 use crate::isolation;
 use crate::wire;
 
 /// How often a blocked call looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
-/// A peer that is read for so many frames lets others have their turn.
+/// A peer that is read for this many frames lets others have their turn.
 const FRAMES_AT_ONCE: usize = 8;
 /// A peer that waits itself is given this many times the silence.
 const PATIENCE: u32 = 4;
@@ -82,8 +82,8 @@ pub(super) struct Members<'a> {
 }
 
 impl Members<'_> {
-    /// Runs `op` to its end. After an error links are fit for the next world, but for that of a
-    /// lost peer, which is closed.
+    /// Runs `op` to its end. After an error, links can be used in the next world, except for that
+    /// of a lost peer, which is closed.
     pub(super) fn drive(&mut self, op: &mut dyn Op) -> Result<(), Error> {
         let ended = self.run(op);
         if let Err(error) = &ended {
@@ -187,7 +187,7 @@ impl Members<'_> {
         let mut has_taken = false;
         let mut n_frames = 0;
         while n_frames < FRAMES_AT_ONCE && op.wants(peer) {
-            let buffer = match link.open() {
+            let buffer = match link.incoming() {
                 Some((header, Target::Caller)) => op.buffer(peer, header).expect("given before"),
                 Some((_, Target::Scratch | Target::Discard)) | None => &mut [],
             };
@@ -241,7 +241,7 @@ impl Members<'_> {
         if watch.reported.elapsed() > self.silence / 4 {
             watch.reported = Instant::now();
             for link in self.links.iter_mut().flatten().filter(|link| link.is_idle()) {
-                link.post(Kind::Waiting, self.world, 0, &[]);
+                link.post(FrameKind::Waiting, self.world, 0, &[]);
             }
         }
         Ok(())
@@ -257,9 +257,9 @@ struct Watch {
 
 /// Decides where the payload of the frame goes whose header has just come.
 fn place(link: &mut Link, peer: usize, op: &mut dyn Op, world: WorldId) {
-    let Some((header, _)) = link.open() else { return };
+    let Some((header, _)) = link.incoming() else { return };
     let length = header.length;
-    let target = if header.kind == Kind::Region {
+    let target = if header.kind == FrameKind::Region {
         // Memory outlives worlds, and it is shown only once.
         Target::Scratch
     } else if header.generation.0 < world.0 {
@@ -285,22 +285,22 @@ fn take(
     let theirs = WorldId(header.generation.0);
     let worker = link.worker;
     let fail = |error: wire::Error| lost(worker, &error);
-    if header.kind == Kind::Enter {
+    if header.kind == FrameKind::Enter {
         link.entered = link.entered.max(Some(theirs));
     }
-    if header.kind == Kind::Region && theirs <= world {
+    if header.kind == FrameKind::Region && theirs <= world {
         link.region = Some(map_region(link, header).map_err(fail)?);
         return Ok(false);
     }
     if theirs > world {
         // No member gets past the entry of a world that this one has not entered.
-        return Err(if header.kind == Kind::Enter {
+        return Err(if header.kind == FrameKind::Enter {
             Error::Aborted
         } else {
             fail(unexpected(header))
         });
     }
-    if header.kind == Kind::Waiting {
+    if header.kind == FrameKind::Waiting {
         return Ok(false);
     }
     let payload =
@@ -313,7 +313,7 @@ fn take(
     Ok(true)
 }
 
-/// Maps the memory that came beside a frame.
+/// Maps the memory that came with a frame.
 fn map_region(link: &mut Link, header: &Header) -> Result<PeerRegion, wire::Error> {
     let size = |bytes: &[u8; 24], at| usize::try_from(u64::from_le_bytes(array(bytes, at))).ok();
     let bytes: [u8; 24] = link.payload(header).try_into().map_err(|_| unexpected(header))?;

@@ -22,7 +22,7 @@ const MAX_BREAKS: u32 = 4;
 /// Members that come together call each other at once; one that has not called is probed.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 
-/// Dials the members of a world to come that are not linked yet, if it is on us to dial.
+/// Dials the members of a future world that are not linked yet, if it is our turn to dial.
 pub(super) fn prepare<'a>(
     connector: &Arc<Connector>,
     links: impl Iterator<Item = &'a Link>,
@@ -59,7 +59,7 @@ pub(super) fn keep(
 }
 
 /// The entry of one world.
-pub(super) struct Entry<'a> {
+pub(super) struct WorldEntry<'a> {
     connector: &'a Arc<Connector>,
     me: usize,
     peers: &'a [Peer],
@@ -70,7 +70,7 @@ pub(super) struct Entry<'a> {
     breaks: Vec<Option<(Instant, u32)>>,
 }
 
-impl<'a> Entry<'a> {
+impl<'a> WorldEntry<'a> {
     pub(super) fn new(connector: &'a Arc<Connector>, me: usize, peers: &'a [Peer]) -> Self {
         let now = Instant::now();
         Self { connector, me, peers, entered: now, start: now, breaks: vec![None; peers.len()] }

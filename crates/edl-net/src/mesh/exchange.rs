@@ -6,7 +6,7 @@ use edl_core::id::WorldId;
 use super::Peer;
 use super::drive::{Frame, Op, unexpected};
 use super::link::{Link, number};
-use crate::frame::Kind;
+use crate::frame::FrameKind;
 use crate::wire::Error;
 
 /// All members announce that they have left every world before this one.
@@ -37,7 +37,7 @@ impl Op for Enter {
     }
 
     fn take(&mut self, peer: usize, frame: Frame<'_>) -> Result<(), Error> {
-        if frame.header.kind != Kind::Enter {
+        if frame.header.kind != FrameKind::Enter {
             return Err(unexpected(frame.header));
         }
         self.has_come[peer] = true;
@@ -50,7 +50,7 @@ impl Op for Enter {
         }
         self.has_sent[peer] = true;
         link.enter_sent = Some(self.world);
-        link.post(Kind::Enter, self.world, 0, &[]);
+        link.post(FrameKind::Enter, self.world, 0, &[]);
         true
     }
 
@@ -99,7 +99,7 @@ impl Op for Exchange<'_> {
     }
 
     fn take(&mut self, peer: usize, frame: Frame<'_>) -> Result<(), Error> {
-        if frame.header.kind != Kind::Exchange || number(frame.header) != self.number {
+        if frame.header.kind != FrameKind::Exchange || number(frame.header) != self.number {
             return Err(unexpected(frame.header));
         }
         self.answers[peer] = Some(frame.payload.to_vec());
@@ -111,7 +111,7 @@ impl Op for Exchange<'_> {
             return false;
         }
         self.has_sent[peer] = true;
-        link.post(Kind::Exchange, self.world, self.number, self.mine);
+        link.post(FrameKind::Exchange, self.world, self.number, self.mine);
         true
     }
 

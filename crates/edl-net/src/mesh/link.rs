@@ -24,12 +24,12 @@ use rustix::net::{
 use super::Transport;
 use super::shm::Mapped;
 use crate::cipher::{Buffer, n_tag};
-use crate::frame::{self, HEADER_LEN, Header, Kind, MAX_BLOCK, TAG_LEN};
+use crate::frame::{self, FrameKind, HEADER_LEN, Header, MAX_BLOCK, TAG_LEN};
 use crate::isolation;
 use crate::seal::Guard;
 use crate::wire::{Error, Stream};
 
-/// A peer's memory, and how it is cut.
+/// A peer's memory, and how it is divided.
 #[derive(Clone, Debug)]
 pub(super) struct PeerRegion {
     pub(super) map: Arc<Mapped>,
@@ -79,13 +79,13 @@ struct Inbox {
     next: u64,
     head: [u8; HEADER_LEN],
     n_head: usize,
-    open: Option<Open>,
+    incoming: Option<IncomingFrame>,
     scratch: Vec<u8>,
     fd: Option<OwnedFd>,
 }
 
 /// A frame whose payload is being read.
-struct Open {
+struct IncomingFrame {
     header: Header,
     /// Of the payload and the tag behind it.
     n_read: usize,
@@ -162,7 +162,7 @@ impl Link {
                 next: into.1,
                 head: [0; HEADER_LEN],
                 n_head: 0,
-                open: None,
+                incoming: None,
                 scratch: Vec::new(),
                 fd: None,
             },
@@ -183,20 +183,26 @@ impl Link {
     }
 
     /// Posts a frame whose payload is copied.
-    pub(super) fn post(&mut self, kind: Kind, world: WorldId, number: u64, payload: &[u8]) {
+    pub(super) fn post(&mut self, kind: FrameKind, world: WorldId, number: u64, payload: &[u8]) {
         self.begin(kind, world, number, payload);
         self.settle(payload);
     }
 
     /// Posts a frame with a descriptor.
-    pub(super) fn post_fd(&mut self, kind: Kind, world: WorldId, payload: &[u8], fd: Arc<OwnedFd>) {
+    pub(super) fn post_fd(
+        &mut self,
+        kind: FrameKind,
+        world: WorldId,
+        payload: &[u8],
+        fd: Arc<OwnedFd>,
+    ) {
         let at = self.outbox.bytes.len();
         self.post(kind, world, 0, payload);
         self.outbox.fd = Some((at, fd));
     }
 
     /// Posts a frame whose payload stays where it is: every `write` needs it until it is gone.
-    pub(super) fn begin(&mut self, kind: Kind, world: WorldId, number: u64, payload: &[u8]) {
+    pub(super) fn begin(&mut self, kind: FrameKind, world: WorldId, number: u64, payload: &[u8]) {
         assert!(!self.has_tail(), "the frame before is whole");
         let out = &mut self.outbox;
         let mut header = Header {
@@ -294,17 +300,17 @@ impl Link {
     }
 
     /// The header of the frame whose payload is being read, and where it goes.
-    pub(super) fn open(&self) -> Option<(&Header, Target)> {
-        self.inbox.open.as_ref().map(|open| (&open.header, open.target))
+    pub(super) fn incoming(&self) -> Option<(&Header, Target)> {
+        self.inbox.incoming.as_ref().map(|frame| (&frame.header, frame.target))
     }
 
     /// Decides where the payload of the frame goes whose header has just come.
     pub(super) fn place(&mut self, target: Target) {
         let inbox = &mut self.inbox;
-        let open = inbox.open.as_mut().expect("a header has come");
-        open.target = target;
+        let frame = inbox.incoming.as_mut().expect("a header has come");
+        frame.target = target;
         // The header has been checked against the longest payload of its kind.
-        let length = usize::try_from(open.header.length).expect("at most a block");
+        let length = usize::try_from(frame.header.length).expect("at most a block");
         if target != Target::Caller && inbox.scratch.len() < length {
             inbox.scratch.resize(length, 0);
         }
@@ -312,7 +318,7 @@ impl Link {
 
     /// Discards the frame whose payload goes to the caller's memory.
     pub(super) fn discard_payload(&mut self) {
-        if self.inbox.open.as_ref().is_some_and(|open| open.target == Target::Caller) {
+        if self.inbox.incoming.as_ref().is_some_and(|frame| frame.target == Target::Caller) {
             self.place(Target::Discard);
         }
     }
@@ -331,13 +337,13 @@ impl Link {
     /// Reads a header or more of a payload, once. `buffer` is the caller's memory for the whole
     /// payload, if it goes there.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<Got, Error> {
-        if self.inbox.open.is_none() {
+        if self.inbox.incoming.is_none() {
             return self.read_header();
         }
         let inbox = &mut self.inbox;
-        let open = inbox.open.as_mut().expect("looked at above");
-        let length = usize::try_from(open.header.length).expect("at most a block");
-        let payload = match open.target {
+        let frame = inbox.incoming.as_mut().expect("looked at above");
+        let length = usize::try_from(frame.header.length).expect("at most a block");
+        let payload = match frame.target {
             Target::Caller => buffer,
             Target::Scratch | Target::Discard => &mut inbox.scratch[..length],
         };
@@ -345,20 +351,21 @@ impl Link {
             Guard::Tagged(_) => length,
             Guard::Encrypted(_) => length + n_tag(length),
         };
-        if open.n_read < n_all {
-            let n_payload = open.n_read.min(length);
-            let tag = &mut open.tag[open.n_read - n_payload..n_all - length];
+        if frame.n_read < n_all {
+            let n_payload = frame.n_read.min(length);
+            let tag = &mut frame.tag[frame.n_read - n_payload..n_all - length];
             let read = receive(&self.stream, [&mut payload[n_payload..], tag], None);
             match moved(read, "read a frame")? {
                 None => return Ok(Got::Nothing),
-                Some(n) => open.n_read += n,
+                Some(n) => frame.n_read += n,
             }
             self.heard = Instant::now();
-            if open.n_read < n_all {
+            if frame.n_read < n_all {
                 return Ok(Got::More);
             }
         }
-        let Open { header, target, tag, .. } = inbox.open.take().expect("looked at above");
+        let IncomingFrame { header, target, tag, .. } =
+            inbox.incoming.take().expect("looked at above");
         let is_genuine = match &mut inbox.guard {
             // It is not used, so it need not be checked.
             Guard::Tagged(_) if target == Target::Discard => return Ok(Got::Dropped),
@@ -412,7 +419,7 @@ impl Link {
         }
         inbox.next += 1;
         let tag = [0; TAG_LEN];
-        inbox.open = Some(Open { header, n_read: 0, tag, target: Target::Discard });
+        inbox.incoming = Some(IncomingFrame { header, n_read: 0, tag, target: Target::Discard });
         Ok(Got::Header)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who adds up what: a pure function of the world and the vector's length.
+//! Which member adds up which part: a pure function of the world and the vector's length.
 
 use std::ops::Range;
 
@@ -7,24 +7,24 @@ use edl_core::lanes::{Span, children, nodes_within};
 
 /// Numbers that are moved and added at once. A block of each node stays in the cache.
 pub(super) const BLOCK: usize = 64 << 10;
-/// Cuts lie on pages, so that no two members touch one.
+/// Chunks begin on page boundaries, so that no two members touch the same page.
 const ALIGN: usize = 1024;
 
 /// The shares of all members in one vector.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ReducePlan {
     pub(super) len: usize,
     /// The nodes of each member, in the tree's order.
     pub(super) nodes: Vec<Vec<Span>>,
     /// The part of the vector that each member adds up.
     pub(super) chunks: Vec<Range<usize>>,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<SumStep>,
 }
 
 /// One step of adding up all nodes. Sums lie on a stack of levels; `node` counts the nodes of
 /// all members in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum SumStep {
     Load {
         level: usize,
         node: usize,
@@ -39,7 +39,7 @@ pub(super) enum Step {
     },
 }
 
-impl Plan {
+impl ReducePlan {
     pub(super) fn new(n_active: u32, spans: &[Span], len: usize) -> Self {
         let nodes: Vec<Vec<Span>> = spans.iter().map(|span| nodes_within(n_active, span)).collect();
         let flat: Vec<Span> = nodes.iter().flatten().cloned().collect();
@@ -48,10 +48,10 @@ impl Plan {
             write_steps(&(0..n_active), &flat, 0, &mut steps);
         }
         let n_members = spans.len().max(1);
-        let cut = |member: usize| {
+        let border = |member: usize| {
             if member == n_members { len } else { len * member / n_members / ALIGN * ALIGN }
         };
-        let chunks = (0..n_members).map(|member| cut(member)..cut(member + 1)).collect();
+        let chunks = (0..n_members).map(|member| border(member)..border(member + 1)).collect();
         Self { len, nodes, chunks, steps }
     }
 
@@ -79,18 +79,18 @@ pub(super) fn stride(len: usize) -> usize {
 
 /// # Panics
 /// If a lane is in no node: the spans of a world cover all lanes.
-fn write_steps(node: &Span, flat: &[Span], level: usize, steps: &mut Vec<Step>) {
+fn write_steps(node: &Span, flat: &[Span], level: usize, steps: &mut Vec<SumStep>) {
     if let Some(node) = flat.iter().position(|known| known == node) {
-        steps.push(Step::Load { level, node });
+        steps.push(SumStep::Load { level, node });
         return;
     }
     let (left, right) = children(node).expect("every lane has a member");
     write_steps(&left, flat, level, steps);
     if let Some(node) = flat.iter().position(|known| *known == right) {
-        steps.push(Step::Add { level, node });
+        steps.push(SumStep::Add { level, node });
     } else {
         write_steps(&right, flat, level + 1, steps);
-        steps.push(Step::Join { level });
+        steps.push(SumStep::Join { level });
     }
 }
 
@@ -102,14 +102,14 @@ mod tests {
 
     #[test]
     fn nodes_are_added_in_the_order_of_the_tree() {
-        let plan = Plan::new(5, &assign(5, 5), 10);
+        let plan = ReducePlan::new(5, &assign(5, 5), 10);
         let expected = [
-            Step::Load { level: 0, node: 0 },
-            Step::Add { level: 0, node: 1 },
-            Step::Load { level: 1, node: 2 },
-            Step::Add { level: 1, node: 3 },
-            Step::Join { level: 0 },
-            Step::Add { level: 0, node: 4 },
+            SumStep::Load { level: 0, node: 0 },
+            SumStep::Add { level: 0, node: 1 },
+            SumStep::Load { level: 1, node: 2 },
+            SumStep::Add { level: 1, node: 3 },
+            SumStep::Join { level: 0 },
+            SumStep::Add { level: 0, node: 4 },
         ];
         assert_eq!(plan.steps, expected);
     }
@@ -118,7 +118,7 @@ mod tests {
     fn chunks_cover_the_vector_and_begin_on_pages() {
         for len in [0, 1, 1023, 1024, 5000, 1 << 20] {
             for n_members in 1..=16 {
-                let plan = Plan::new(16, &assign(16, n_members), len);
+                let plan = ReducePlan::new(16, &assign(16, n_members), len);
                 let mut end = 0;
                 for (member, chunk) in plan.chunks.iter().enumerate() {
                     assert_eq!((chunk.start, chunk.start % ALIGN), (end, 0));

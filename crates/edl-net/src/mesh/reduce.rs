@@ -11,10 +11,10 @@ use edl_core::id::WorldId;
 
 use super::drive::{Frame, Op, unexpected};
 use super::link::{Link, PeerRegion, number};
-use super::plan::{BLOCK, Plan};
+use super::plan::{BLOCK, ReducePlan};
 use super::sum::{Summer, Term};
-use super::{Dtype, Error, Phase, PhaseHook, Transport, bf16};
-use crate::frame::{Header, Kind};
+use super::{Dtype, Error, PhaseHook, ReducePhase, Transport, bf16};
+use crate::frame::{FrameKind, Header};
 use crate::wire;
 
 /// Blocks of a peer that wait for those of others.
@@ -53,13 +53,13 @@ pub(super) struct Task {
 
 pub(super) struct Reduce<'a> {
     task: Task,
-    plan: &'a Plan,
+    plan: &'a ReducePlan,
     mine: Mine<'a>,
     out: &'a mut [f32],
     /// Blocks of peers' nodes that have come over sockets.
     windows: &'a mut [Vec<f32>],
     is_half: Vec<bool>,
-    peers: Vec<State>,
+    peers: Vec<PeerProgress>,
     /// Blocks of our chunk that are added up.
     n_summed: usize,
     phases: Phases<'a>,
@@ -67,7 +67,7 @@ pub(super) struct Reduce<'a> {
 
 /// What has gone to a peer and come from it.
 #[derive(Default)]
-struct State {
+struct PeerProgress {
     is_me: bool,
     is_shared: bool,
     /// Blocks of nodes and of sums.
@@ -102,10 +102,10 @@ pub(super) struct Phases<'a> {
 }
 
 impl Phases<'_> {
-    pub(super) fn reach(&mut self, phase: Phase) {
-        while self.n_reached < Phase::ALL.len() && Phase::ALL[self.n_reached] <= phase {
+    pub(super) fn reach(&mut self, phase: ReducePhase) {
+        while self.n_reached < ReducePhase::ALL.len() && ReducePhase::ALL[self.n_reached] <= phase {
             if let Some(hook) = self.hook {
-                hook(Phase::ALL[self.n_reached], self.step);
+                hook(ReducePhase::ALL[self.n_reached], self.step);
             }
             self.n_reached += 1;
         }
@@ -115,7 +115,7 @@ impl Phases<'_> {
 impl<'a> Reduce<'a> {
     pub(super) fn new(
         task: Task,
-        plan: &'a Plan,
+        plan: &'a ReducePlan,
         mine: Mine<'a>,
         out: &'a mut [f32],
         windows: &'a mut [Vec<f32>],
@@ -126,11 +126,11 @@ impl<'a> Reduce<'a> {
             .map(|node| task.dtype == Dtype::Bf16 && node.len() == 1)
             .collect();
         let shares = |link: &Link| link.transport == Transport::SharedMemory;
-        let peers: Vec<State> = (links.iter().enumerate())
-            .map(|(peer, link)| State {
+        let peers: Vec<PeerProgress> = (links.iter().enumerate())
+            .map(|(peer, link)| PeerProgress {
                 is_me: peer == task.me,
                 is_shared: link.as_ref().is_some_and(shares),
-                ..State::default()
+                ..PeerProgress::default()
             })
             .collect();
         for ((window, nodes), peer) in windows.iter_mut().zip(&plan.nodes).zip(&peers) {
@@ -140,12 +140,12 @@ impl<'a> Reduce<'a> {
         }
         let mut reduce =
             Self { task, plan, mine, out, windows, is_half, peers, n_summed: 0, phases };
-        reduce.phases.reach(Phase::BeforeSend);
+        reduce.phases.reach(ReducePhase::BeforeSend);
         reduce
     }
 
     pub(super) fn finish(mut self) {
-        self.phases.reach(Phase::After);
+        self.phases.reach(ReducePhase::After);
     }
 
     fn n_blocks(&self) -> usize {
@@ -238,16 +238,16 @@ impl<'a> Reduce<'a> {
                 link.shown_region = shown.number;
                 let numbers = [shown.number, shown.n_floats as u64, shown.n_sum as u64];
                 let payload: &[u8] = bytemuck::cast_slice(&numbers);
-                link.post_fd(Kind::Region, world, payload, shown.fd.clone());
+                link.post_fd(FrameKind::Region, world, payload, shown.fd.clone());
             }
-            link.post(Kind::Ready, world, step, &shown.number.to_le_bytes());
+            link.post(FrameKind::Ready, world, step, &shown.number.to_le_bytes());
             self.peers[peer].has_rung = true;
             return true;
         }
         let is_summed = self.n_summed == self.n_blocks() && !self.peers[peer].has_sent;
         if is_summed {
-            self.phases.reach(Phase::BeforeGather);
-            link.post(Kind::Summed, world, step, &[]);
+            self.phases.reach(ReducePhase::BeforeGather);
+            link.post(FrameKind::Summed, world, step, &[]);
             self.peers[peer].has_sent = true;
         }
         is_summed
@@ -262,12 +262,19 @@ impl<'a> Reduce<'a> {
             n_all += if state.is_shared { 1 } else { self.n_parts_out(peer) };
         }
         if n_sent * 2 + 1 >= n_all {
-            self.phases.reach(Phase::HalfSent);
+            self.phases.reach(ReducePhase::HalfSent);
         }
     }
 
     /// Sends a block from where it lies, or as 16 bits.
-    fn post_block(&mut self, kind: Kind, tail: Tail, is_half: bool, peer: usize, link: &mut Link) {
+    fn post_block(
+        &mut self,
+        kind: FrameKind,
+        tail: Tail,
+        is_half: bool,
+        peer: usize,
+        link: &mut Link,
+    ) {
         self.peers[peer].tail = tail;
         let Task { world, step, .. } = self.task;
         if is_half {
@@ -317,7 +324,7 @@ impl Op for Reduce<'_> {
         if state.is_shared {
             return None;
         }
-        if header.kind == Kind::Part && state.parts_in < self.n_parts_in(peer) {
+        if header.kind == FrameKind::Part && state.parts_in < self.n_parts_in(peer) {
             let (block, node) = self.part(peer, state.parts_in);
             let n = plan.block(task.me, block).len();
             let n_bytes = Self::n_bytes(n, self.is_half(peer, node));
@@ -325,7 +332,7 @@ impl Op for Reduce<'_> {
             let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.windows[peer][at..]);
             return Some(&mut buffer[..n_bytes]);
         }
-        let is_placed = header.kind == Kind::Sum && task.dtype == Dtype::F32;
+        let is_placed = header.kind == FrameKind::Sum && task.dtype == Dtype::F32;
         if is_placed && state.sums_in < plan.n_blocks(peer) {
             let block = plan.block(peer, state.sums_in);
             return Some(bytemuck::cast_slice_mut(&mut self.out[block]));
@@ -346,9 +353,9 @@ impl Op for Reduce<'_> {
         let region = self.check_region(peer, &frame);
         let state = &mut self.peers[peer];
         match (header.kind, state.is_shared) {
-            (Kind::Part, false) if is_placed => state.parts_in += 1,
-            (Kind::Sum, false) if is_placed && has_parts => state.sums_in += 1,
-            (Kind::Sum, false) if self.task.dtype == Dtype::Bf16 && has_parts && !has_sums => {
+            (FrameKind::Part, false) if is_placed => state.parts_in += 1,
+            (FrameKind::Sum, false) if is_placed && has_parts => state.sums_in += 1,
+            (FrameKind::Sum, false) if self.task.dtype == Dtype::Bf16 && has_parts && !has_sums => {
                 let out = &mut self.out[self.plan.block(peer, state.sums_in)];
                 if payload.len() != Self::n_bytes(out.len(), true) {
                     return Err(refuse());
@@ -358,10 +365,10 @@ impl Op for Reduce<'_> {
                 out.iter_mut().zip(halves).for_each(|(out, half)| *out = bf16::to_f32(half));
                 state.sums_in += 1;
             }
-            (Kind::Ready, true) if state.region.is_none() => {
+            (FrameKind::Ready, true) if state.region.is_none() => {
                 state.region = Some(region.ok_or_else(refuse)?);
             }
-            (Kind::Summed, true) if state.region.is_some() => state.is_summed = true,
+            (FrameKind::Summed, true) if state.region.is_some() => state.is_summed = true,
             _ => return Err(refuse()),
         }
         Ok(())
@@ -371,22 +378,22 @@ impl Op for Reduce<'_> {
         if self.peers[peer].is_shared {
             return self.post_doorbell(peer, link);
         }
-        let State { parts_out, sums_out, .. } = self.peers[peer];
+        let PeerProgress { parts_out, sums_out, .. } = self.peers[peer];
         if parts_out < self.n_parts_out(peer) {
             self.reach_half();
             let (block, node) = self.part(self.task.me, parts_out);
             let block = self.plan.block(peer, block);
             let tail = Tail::Part(node * self.plan.stride() + block.start, block.len());
             self.peers[peer].parts_out += 1;
-            self.post_block(Kind::Part, tail, self.is_half(self.task.me, node), peer, link);
+            self.post_block(FrameKind::Part, tail, self.is_half(self.task.me, node), peer, link);
             return true;
         }
         if sums_out < self.n_summed {
-            self.phases.reach(Phase::BeforeGather);
+            self.phases.reach(ReducePhase::BeforeGather);
             let block = self.plan.block(self.task.me, sums_out);
             self.peers[peer].sums_out += 1;
             let tail = Tail::Sum(block.start, block.len());
-            self.post_block(Kind::Sum, tail, self.task.dtype == Dtype::Bf16, peer, link);
+            self.post_block(FrameKind::Sum, tail, self.task.dtype == Dtype::Bf16, peer, link);
             return true;
         }
         false
@@ -405,7 +412,7 @@ impl Op for Reduce<'_> {
         if self.n_summed < n_blocks && (0..self.peers.len()).all(|peer| self.is_here(peer)) {
             self.sum_block();
             if self.n_summed > n_blocks / 2 {
-                self.phases.reach(Phase::Reducing);
+                self.phases.reach(ReducePhase::Reducing);
             }
             return Ok(true);
         }
@@ -414,7 +421,7 @@ impl Op for Reduce<'_> {
 
     fn is_done(&self) -> bool {
         let n_blocks = self.n_blocks();
-        let is_done = |(peer, state): (usize, &State)| {
+        let is_done = |(peer, state): (usize, &PeerProgress)| {
             if state.is_me {
                 return true;
             }

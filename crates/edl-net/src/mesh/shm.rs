@@ -3,7 +3,7 @@
 //!
 //! A [`Region`] is a member's own: it alone writes it. Its peers map it read-only as a
 //! [`Mapped`]. Seals keep both ends honest: the size never changes, so that no read can fault,
-//! and nobody but the owner can ever map it for writing.
+//! and only the owner can ever map it for writing.
 //!
 //! Why no torn number is ever used, though no lock guards the memory:
 //! - A region begins with space for the sum of the owner's chunk; behind it lie the nodes.
@@ -12,8 +12,8 @@
 //! - The sum is written after `Ready` of this step has come from every peer, which each sends
 //!   when it has copied the sum of the step before; it is read after `Summed` came.
 //! - When a world is left in the middle, the first thing in the next one is that all members say
-//!   `Enter`, which they do when they have stopped reading; nobody writes before. A member that
-//!   is left out may still read while others write: what it holds is void, and it is told so.
+//!   `Enter`, which they do when they have stopped reading; no member writes before. A member that
+//!   is left out may still read while others write: what it holds is void, and it learns that.
 //! - Doorbells pass through a socket, whose locks order the memory on both sides.
 //!
 //! `make verify` tries these rules in every order of events (`verify/`, by loom).
@@ -32,7 +32,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use self::numbers::Numbers;
 use super::bf16;
 
-/// Without these a peer could take the memory away under our hands, or write into it.
+/// Without these, a peer could shrink the memory while it is used, or write to it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 const FLOAT: usize = size_of::<f32>();
 
@@ -68,13 +68,13 @@ impl Region {
 
     pub(super) fn floats_mut(&mut self) -> &mut [f32] {
         // SAFETY: the mapping is page-aligned and `n_floats` long, its size is sealed, every bit
-        // pattern is a number, and `self` is borrowed exclusively. Nobody else can write: this is
+        // pattern is a number, and `self` is borrowed exclusively. No other process can write: this is
         // the one writable mapping there is.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.n_floats) }
     }
 }
 
-/// Memory of another process. It may change at any time: only copies are handed out.
+/// Memory of another process. It may change at any time: only copies are returned.
 #[derive(Debug)]
 pub(super) struct Mapped {
     map: MmapRaw,
@@ -98,8 +98,8 @@ impl Mapped {
         self.n_floats
     }
 
-    /// Copies the numbers from `at` on. If the owner writes meanwhile they are torn; the module's
-    /// words say why nobody uses them then.
+    /// Copies the numbers from `at` on. If the owner writes meanwhile, they are torn; the module's
+    /// documentation explains why they are not used then.
     pub(super) fn load(&self, at: usize, out: &mut [f32]) {
         self.numbers().load(at, out);
     }
@@ -115,7 +115,7 @@ impl Mapped {
 
     fn numbers(&self) -> Numbers {
         // SAFETY: the mapping is page-aligned, `n_floats` long and sealed against shrinking; it
-        // lives as long as `self`, and nobody keeps the numbers.
+        // lives as long as `self`, and no reference to the numbers is kept.
         unsafe { Numbers::new(self.map.as_ptr().cast(), self.n_floats) }
     }
 }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_could_be_taken_away_is_refused() {
+    fn memory_that_could_shrink_is_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("loose", flags).unwrap();
         rustix::fs::ftruncate(&fd, 4096).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_the_owner_can_write() {
+    fn only_the_owner_can_write() {
         let region = Region::new(1024).unwrap();
         assert!(MmapOptions::new().len(4096).map_raw(&*region.fd()).is_err());
         assert!(rustix::io::write(&*region.fd(), &[1]).is_err());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The arithmetic: adds up one block of all nodes in the tree's order.
 
-use super::plan::Step;
+use super::plan::SumStep;
 use super::shm::Mapped;
 use super::{Dtype, bf16};
 
@@ -19,7 +19,7 @@ pub(super) enum Term<'a> {
 
 /// Adds up blocks of one vector.
 pub(super) struct Summer<'a> {
-    pub(super) steps: &'a [Step],
+    pub(super) steps: &'a [SumStep],
     /// By node: whether it is a single lane that travels as 16 bits.
     pub(super) is_half: &'a [bool],
     pub(super) divisor: f32,
@@ -36,13 +36,13 @@ impl Summer<'_> {
             let n = out.len();
             for step in self.steps {
                 match *step {
-                    Step::Load { level, node } => {
+                    SumStep::Load { level, node } => {
                         terms[node].load(at, &mut levels[level][..n], self.is_half[node]);
                     }
-                    Step::Add { level, node } => {
+                    SumStep::Add { level, node } => {
                         terms[node].add(at, &mut levels[level][..n], self.is_half[node]);
                     }
-                    Step::Join { level } => {
+                    SumStep::Join { level } => {
                         let (below, above) = levels.split_at_mut(level + 1);
                         let above = &above[0][..n];
                         below[level][..n]
@@ -68,7 +68,7 @@ impl Summer<'_> {
     }
 }
 
-impl Step {
+impl SumStep {
     fn level(self) -> usize {
         match self {
             Self::Load { level, .. } | Self::Add { level, .. } | Self::Join { level } => level,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State on its way: blobs that some members send to others, many at a time.
+//! Transfer of state: blobs that some members send to others, many at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
@@ -9,10 +9,10 @@ use edl_core::id::WorldId;
 use super::Move;
 use super::drive::{Frame, Op, unexpected};
 use super::link::{Link, number};
-use crate::frame::{Kind, MAX_BLOCK};
+use crate::frame::{FrameKind, MAX_BLOCK};
 use crate::wire::Error;
 
-/// Longest blob that is believed.
+/// Longest blob that is accepted.
 const MAX_BLOB: u64 = 16 << 30;
 /// Memory is allocated as bytes arrive, not for what a peer announces.
 const FIRST_CAPACITY: u64 = 64 << 20;
@@ -103,7 +103,7 @@ impl Op for Transfer<'_> {
         let lane = &mut self.lanes[peer];
         let item = lane.to_come.front().copied().ok_or_else(|| unexpected(header))?;
         match (header.kind, &mut lane.coming) {
-            (Kind::Blob, None) if number(header) == u64::from(item) => {
+            (FrameKind::Blob, None) if number(header) == u64::from(item) => {
                 let length = payload.try_into().map(u64::from_le_bytes).ok();
                 let length = length.filter(|length| *length <= MAX_BLOB);
                 let length = length.ok_or_else(|| unexpected(header))?;
@@ -111,7 +111,9 @@ impl Op for Transfer<'_> {
                 let length = usize::try_from(length).map_err(|_| unexpected(header))?;
                 lane.coming = Some(Coming { length, blob: Vec::with_capacity(capacity) });
             }
-            (Kind::Bytes, Some(coming)) if coming.blob.len() + payload.len() <= coming.length => {
+            (FrameKind::Bytes, Some(coming))
+                if coming.blob.len() + payload.len() <= coming.length =>
+            {
                 coming.blob.extend(payload);
             }
             _ => return Err(unexpected(header)),
@@ -129,7 +131,7 @@ impl Op for Transfer<'_> {
             if !rest.is_empty() {
                 let block = &rest[..rest.len().min(usize::try_from(MAX_BLOCK).unwrap_or(0))];
                 *n_posted += block.len();
-                link.begin(Kind::Bytes, world, u64::from(*item), block);
+                link.begin(FrameKind::Bytes, world, u64::from(*item), block);
                 return true;
             }
             self.n_bytes += blob.len() as u64;
@@ -137,7 +139,7 @@ impl Op for Transfer<'_> {
         }
         let Some(item) = self.lanes[peer].to_send.pop_front() else { return false };
         let blob = self.blob(item);
-        link.post(Kind::Blob, world, u64::from(item), &(blob.len() as u64).to_le_bytes());
+        link.post(FrameKind::Blob, world, u64::from(item), &(blob.len() as u64).to_le_bytes());
         self.lanes[peer].sending = Some(Sending { item, blob, n_posted: 0 });
         true
     }

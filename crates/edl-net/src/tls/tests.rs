@@ -76,7 +76,7 @@ async fn job_behind(channel: Channel) -> Result<String, Status> {
 }
 
 #[tokio::test]
-async fn who_holds_the_key_gets_in() {
+async fn a_client_with_the_key_is_admitted() {
     let key = JobKey::generate().unwrap();
     let (address, _tasks) = serve(&key).await;
     let channel = connect(&address, &key, TIMEOUT).await.unwrap();
@@ -91,7 +91,7 @@ async fn another_key_is_refused_in_the_handshake() {
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_anybody_but_has_no_certificate_reaches_no_service() {
+async fn a_client_that_trusts_any_server_but_has_no_certificate_reaches_no_service() {
     let key = JobKey::generate().unwrap();
     let (address, _tasks) = serve(&key).await;
     let (_, authority) = authority(&key).unwrap();

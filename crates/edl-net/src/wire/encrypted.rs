@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads an encrypted payload, chunk by chunk. Hands out no byte of a chunk before its tag fits.
+//! Reads an encrypted payload, chunk by chunk. Returns no byte of a chunk before its tag is checked.
 
 use std::io::IoSliceMut;
 use std::time::Duration;
 
-use super::{Error, Moved, Open, Stream, expire, moved};
+use super::{Error, IncomingFrame, Moved, Stream, expire, moved};
 use crate::cipher::{CHUNK, Cipher};
 use crate::frame::TAG_LEN;
 
@@ -16,36 +16,36 @@ pub(super) struct Encrypted<'a> {
 }
 
 impl Encrypted<'_> {
-    /// Fills `out`. A chunk that fits into it is read and decrypted there; one that goes on behind
-    /// it, at the end of `chunk`.
+    /// Fills `out`. A chunk that fits into it is read and decrypted there; a longer one, at the end
+    /// of `chunk`.
     pub(super) fn fill(
         mut self,
-        open: &mut Open,
+        frame: &mut IncomingFrame,
         chunk: &mut Vec<u8>,
         mut out: &mut [u8],
     ) -> Result<(), Error> {
         while !out.is_empty() {
-            let n_next = usize::try_from(open.left).unwrap_or(CHUNK).min(CHUNK);
+            let n_next = usize::try_from(frame.left).unwrap_or(CHUNK).min(CHUNK);
             let (here, rest);
-            if open.n_decrypted > 0 {
-                (here, rest) = out.split_at_mut(out.len().min(open.n_decrypted));
-                let start = chunk.len() - open.n_decrypted;
+            if frame.n_decrypted > 0 {
+                (here, rest) = out.split_at_mut(out.len().min(frame.n_decrypted));
+                let start = chunk.len() - frame.n_decrypted;
                 here.copy_from_slice(&chunk[start..start + here.len()]);
-                open.n_decrypted -= here.len();
+                frame.n_decrypted -= here.len();
             } else if n_next <= out.len() {
                 (here, rest) = out.split_at_mut(n_next);
-                self.read(here, open.sequence)?;
+                self.read(here, frame.sequence)?;
             } else {
                 // Never shortened, so that only growth is paid for.
                 if chunk.len() < n_next {
                     chunk.resize(n_next, 0);
                 }
                 let start = chunk.len() - n_next;
-                self.read(&mut chunk[start..], open.sequence)?;
-                open.n_decrypted = n_next;
+                self.read(&mut chunk[start..], frame.sequence)?;
+                frame.n_decrypted = n_next;
                 continue;
             }
-            open.left -= here.len() as u64;
+            frame.left -= here.len() as u64;
             out = rest;
         }
         Ok(())

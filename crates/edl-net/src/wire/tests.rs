@@ -28,7 +28,7 @@ fn sent(payloads: &[Vec<Vec<u8>>]) -> Vec<u8> {
     sender.guard(guard());
     for parts in payloads {
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        sender.send(Kind::Push, Generation(1), BatchId::default(), &parts).unwrap();
+        sender.send(FrameKind::Push, Generation(1), BatchId::default(), &parts).unwrap();
     }
     drop(sender);
     reader.join().unwrap()
@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_frames_are_read_as_they_were_sent_however_they_are_cut(
+    fn any_frames_are_read_as_they_were_sent_however_they_are_split(
         payloads in prop::collection::vec(payload(), 1..4), step in step(),
     ) {
         let whole: Vec<Vec<u8>> = payloads.iter().map(|parts| parts.concat()).collect();
@@ -179,7 +179,7 @@ fn a_frame_that_claims_less_than_it_is_asked_for_is_refused() {
 fn memory_grows_with_the_numbers_that_arrive_not_with_the_length_of_the_frame() {
     let length = usize::try_from(MAX_PAYLOAD).unwrap();
     let header = Header {
-        kind: Kind::Push,
+        kind: FrameKind::Push,
         run: RUN,
         generation: Generation(1),
         sequence: 0,
@@ -225,7 +225,7 @@ fn a_buffer_is_used_again_for_numbers_of_any_length() {
 }
 
 #[test]
-fn an_address_of_this_host_is_told_from_one_of_another() {
+fn addresses_of_this_host_and_others_are_distinguished() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let stream = Stream::connect_tcp(&address.to_string(), PATIENCE).unwrap();

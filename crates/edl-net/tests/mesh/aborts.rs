@@ -5,14 +5,14 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 use edl_core::id::WorldId;
 use edl_core::lanes::assign;
-use edl_net::mesh::{Abort, Dtype, Error, Mesh, Phase, PhaseHook};
+use edl_net::mesh::{Abort, Dtype, Error, Mesh, PhaseHook, ReducePhase};
 
 use crate::harness::{DEADLINE, TRANSPORTS, enter_and_check, expected, open, run, step};
 
 #[test]
 fn an_abort_in_any_phase_stops_the_sum_and_the_next_world_works() {
     for transport in TRANSPORTS {
-        for phase in Phase::ALL {
+        for phase in ReducePhase::ALL {
             for n_members in [2, 3, 5] {
                 let folder = tempfile::tempdir().unwrap();
                 let spans = assign(7, n_members);

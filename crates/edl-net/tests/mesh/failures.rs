@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use edl_core::id::{WorkerId, WorldId};
 use edl_core::lanes::assign;
-use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase, PhaseHook};
+use edl_net::mesh::{Dtype, Error, Mesh, Peer, PhaseHook, ReducePhase};
 
 use crate::harness::{TRANSPORTS, enter_and_check, expected, open, run, step};
 
@@ -53,7 +53,7 @@ pub(crate) fn survive(mesh: &mut Mesh, me: usize, peers: &[Peer], dead: usize) {
 #[test]
 fn the_others_continue_when_a_member_fails_in_any_phase() {
     for transport in TRANSPORTS {
-        for phase in Phase::ALL {
+        for phase in ReducePhase::ALL {
             for n_members in 2..=5_u32 {
                 let folder = tempfile::tempdir().unwrap();
                 let dead = (phase as usize + n_members as usize) % n_members as usize;

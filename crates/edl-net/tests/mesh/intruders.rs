@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use edl_core::id::{BatchId, Generation, RunId, WorldId};
 use edl_core::lanes::assign;
-use edl_net::frame::{Header, Kind, TAG_LEN};
+use edl_net::frame::{FrameKind, Header, TAG_LEN};
 use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Error, Mesh, Transport};
@@ -50,15 +50,15 @@ fn invalid_bytes_are_dropped_and_the_mesh_keeps_working() {
         let batch = BatchId::default();
         Header { kind, run, generation: Generation(0), sequence: 0, batch, length, tag }.encode()
     };
-    let mut hello = header(Kind::Hello, 56).to_vec();
+    let mut hello = header(FrameKind::Hello, 56).to_vec();
     hello.extend([3; 56]);
-    hello.extend(header(Kind::Proof, 32));
+    hello.extend(header(FrameKind::Proof, 32));
     hello.extend([0; 32]);
     let nonsense = [
         b"GET / HTTP/1.1\r\n\r\n".repeat(10),
-        header(Kind::Hello, u64::MAX).to_vec(),
-        header(Kind::Part, 100).to_vec(),
-        header(Kind::Region, 24).to_vec(),
+        header(FrameKind::Hello, u64::MAX).to_vec(),
+        header(FrameKind::Part, 100).to_vec(),
+        header(FrameKind::Region, 24).to_vec(),
         hello,
     ];
     for transport in TRANSPORTS {

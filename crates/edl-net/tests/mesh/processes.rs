@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use edl_core::id::{Incarnation, WorkerId, WorldId};
 use edl_core::lanes::assign;
-use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase};
+use edl_net::mesh::{Dtype, Error, Mesh, Peer, ReducePhase};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
@@ -50,7 +50,7 @@ fn start(
     folder: &TempDir,
     worker: u32,
     transport: Over,
-    (phase, signal): (Phase, Signal),
+    (phase, signal): (ReducePhase, Signal),
 ) -> (Member, Peer) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::a_member", "--nocapture", "--test-threads=1"])
@@ -59,7 +59,7 @@ fn start(
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let phase = Phase::ALL.iter().position(|known| *known == phase).unwrap();
+    let phase = ReducePhase::ALL.iter().position(|known| *known == phase).unwrap();
     let transport = TRANSPORTS.iter().position(|known| *known == transport).unwrap();
     let mut stdin = child.stdin.take().unwrap();
     writeln!(stdin, "{worker} {transport} {phase} {}", signal.as_raw()).unwrap();
@@ -83,7 +83,7 @@ fn a_member() {
     config.folder = folder.into();
     let signal = if numbers[3] == 9 { Signal::KILL } else { Signal::STOP };
     config.on_phase = Some(Box::new(move |phase, step| {
-        if step == 5 && phase == Phase::ALL[numbers[2]] {
+        if step == 5 && phase == ReducePhase::ALL[numbers[2]] {
             kill_process(getpid(), signal).unwrap();
             // SIGSTOP may reach this thread a little later than the others.
             loop {
@@ -107,7 +107,7 @@ fn world(
     dead: usize,
     transport: Over,
     silence: Duration,
-    fault: (Phase, Signal),
+    fault: (ReducePhase, Signal),
 ) -> (Member, Vec<Mesh>, Vec<Peer>) {
     let mut peers = Vec::new();
     let mut meshes = Vec::new();
@@ -130,7 +130,7 @@ fn world(
 #[test]
 fn a_killed_process_is_reported_lost_and_the_others_continue() {
     for transport in TRANSPORTS {
-        for (number, phase) in Phase::ALL.into_iter().enumerate() {
+        for (number, phase) in ReducePhase::ALL.into_iter().enumerate() {
             let folder = tempfile::tempdir().unwrap();
             let dead = number % 3;
             let fault = (phase, Signal::KILL);
@@ -149,7 +149,7 @@ fn a_frozen_process_times_out_and_no_other_member_is_blamed() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let silence = Duration::from_secs(2);
-        let fault = (Phase::BeforeSend, Signal::STOP);
+        let fault = (ReducePhase::BeforeSend, Signal::STOP);
         let (_member, meshes, peers) = world(&folder, 1, transport, silence, fault);
         let (_, blamed) = run(meshes, move |place, mesh| {
             let me = place * 2;

@@ -3,14 +3,14 @@
 
 use edl_core::id::WorldId;
 use edl_core::lanes::{Span, assign};
-use edl_net::mesh::{Dtype, Phase};
+use edl_net::mesh::{Dtype, ReducePhase};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 
 use crate::harness::{Over, TRANSPORTS, expected, open, run, step};
 
 /// The points that a member has reached.
-type Reached = Arc<Mutex<Vec<(Phase, u64)>>>;
+type Reached = Arc<Mutex<Vec<(ReducePhase, u64)>>>;
 
 /// Sums of several lengths in one world; all must be bit-identical to those of one thread.
 fn check(transport: Over, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
@@ -91,7 +91,7 @@ fn every_member_reaches_every_phase_once_and_in_order() {
                 step(mesh, 9, &spans[me], 4, len, Dtype::F32).unwrap();
             });
             for reached in reached {
-                assert_eq!(*reached.lock().unwrap(), Phase::ALL.map(|phase| (phase, 9)));
+                assert_eq!(*reached.lock().unwrap(), ReducePhase::ALL.map(|phase| (phase, 9)));
             }
         }
     }

@@ -11,14 +11,14 @@ use loom::sync::mpsc::{Receiver, Sender, channel};
 use loom::thread;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FrameKind {
     Enter,
     Ready,
     Summed,
 }
 
 /// The world, step and kind of a frame.
-type Frame = (u64, u64, Kind);
+type Frame = (u64, u64, FrameKind);
 
 /// The shared memory of a member: only this member writes, and the other one reads.
 struct Region {
@@ -93,9 +93,9 @@ impl Member {
     }
 
     fn enter(&mut self, world: u64) {
-        self.send((world, 0, Kind::Enter));
+        self.send((world, 0, FrameKind::Enter));
         if self.flaw != Flaw::NoEntry {
-            assert!(self.receive((world, 0, Kind::Enter)), "there is no later world");
+            assert!(self.receive((world, 0, FrameKind::Enter)), "there is no later world");
         }
     }
 
@@ -103,28 +103,28 @@ impl Member {
     fn step(&mut self, world: u64, step: u64, n_phases: u32) {
         let is_early = self.flaw == Flaw::SumsTooEarly;
         self.write_nodes(step);
-        self.send((world, step, Kind::Ready));
+        self.send((world, step, FrameKind::Ready));
         if is_early {
             self.write_sum(step);
         }
         if n_phases == 1 {
             return;
         }
-        if !self.receive((world, step, Kind::Ready)) {
+        if !self.receive((world, step, FrameKind::Ready)) {
             return;
         }
         assert_eq!(Self::read(&self.theirs.nodes), step, "nodes of another step");
         if !is_early {
             self.write_sum(step);
         }
-        self.send((world, step, Kind::Summed));
+        self.send((world, step, FrameKind::Summed));
         if n_phases == 2 {
             return;
         }
         if self.flaw == Flaw::NodesTooEarly {
             self.write_nodes(step + 1);
         }
-        if !self.receive((world, step, Kind::Summed)) || n_phases == 3 {
+        if !self.receive((world, step, FrameKind::Summed)) || n_phases == 3 {
             return;
         }
         assert_eq!(Self::read(&self.theirs.sum), step, "the sum of another step");

@@ -134,7 +134,7 @@ fn workers_on_contended_nodes_are_removed_first() {
 }
 
 #[test]
-fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
+fn a_job_of_higher_priority_stops_another_which_resumes_later() {
     let rigid = json!({"num_workers": 3});
     let mut cluster = FakeCluster::new(&[node("n1", "4", "32Gi")], &[job("low", &rigid)]);
     calm(&mut cluster);
@@ -250,7 +250,7 @@ fn an_edit_of_a_running_job_is_applied_or_reported() {
     "#]],
     );
     calm(&mut cluster);
-    assert_eq!(cluster.status("a").workers, 3, "it goes on as it was");
+    assert_eq!(cluster.status("a").workers, 3, "it continues unchanged");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_raised_minimum_stops_no_job() {
 }
 
 #[test]
-fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
+fn a_lost_master_is_recreated_and_one_that_is_done_is_not() {
     let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
     calm(&mut cluster);
     let is_master = |pod: &k8s_openapi::api::core::v1::Pod| {
@@ -313,7 +313,7 @@ fn with_masters_outside_no_capacity_is_reserved_for_them() {
     let report = cluster.pass();
     assert!(report.contains("admit with 2"), "{report}");
     cluster.objects.pods.clear();
-    assert!(!cluster.pass().contains("admit"), "its master is no pod");
+    assert!(!cluster.pass().contains("admit"), "its master is not a pod");
 }
 
 /// Clusters at random: rounds come to rest, and every job has what it was report, within its limits.

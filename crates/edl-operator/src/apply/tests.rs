@@ -32,7 +32,7 @@ async fn a_job_is_admitted_with_its_note_before_its_master() {
         executor(&api, false).perform(&action).await.unwrap();
     }
     let calls = api.calls();
-    // Events have names of their own.
+    // Events have their own names.
     let calls: Vec<&str> = calls.lines().collect();
     expect![[r#"
         PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
@@ -54,7 +54,7 @@ async fn a_job_is_admitted_with_its_note_before_its_master() {
 }
 
 #[tokio::test]
-async fn what_is_there_already_is_no_error() {
+async fn an_existing_object_is_not_an_error() {
     let api = FakeApi::default();
     let admit = actions().remove(0);
     let first = executor(&api, false).perform(&admit).await.unwrap().unwrap();
@@ -111,7 +111,7 @@ async fn a_refusal_is_one_sentence_and_the_rest_is_not_tried() {
 }
 
 #[test]
-fn a_long_note_is_cut_between_two_letters() {
+fn a_long_note_is_truncated_between_two_letters() {
     assert_eq!(shortened("ab"), "ab");
     let long = "→".repeat(1000);
     assert!(shortened(&long).len() <= MAX_NOTE && shortened(&long).len() > MAX_NOTE - 4);

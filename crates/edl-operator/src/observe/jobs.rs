@@ -321,7 +321,7 @@ impl JobView {
         Wanted { counts, leave: &self.grant.leave }
     }
 
-    /// Counts the resources of its pods, which will be released, if it is not planned any more.
+    /// Counts the resources of its pods, which will be released, if it is not planned anymore.
     pub(super) fn leave(&self, placement: &mut Placement<'_>) {
         for pod in self.pods.iter().filter(|pod| !pod.has_ended()) {
             if let Some(node) = &pod.node {

@@ -165,9 +165,9 @@ mod tests {
         let taint = |n: usize| json!({"key": format!("k{n:03}"), "effect": "NoSchedule"});
         let taints: Vec<Value> = (0..100).map(taint).collect();
         let node = node(taints.into(), json!({}));
-        let bears = |n: usize| json!({"key": format!("k{n:03}"), "operator": "Exists"});
-        let some: Vec<Value> = (0..99).map(bears).collect();
-        let all: Vec<Value> = (0..100).map(bears).collect();
+        let toleration = |n: usize| json!({"key": format!("k{n:03}"), "operator": "Exists"});
+        let some: Vec<Value> = (0..99).map(toleration).collect();
+        let all: Vec<Value> = (0..100).map(toleration).collect();
         assert!(!may_use(&pod(some.into(), json!({})), &node));
         assert!(may_use(&pod(all.into(), json!({})), &node));
     }

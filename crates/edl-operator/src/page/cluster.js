@@ -77,10 +77,10 @@ const draw = () => {
   }
   const live = cluster.jobs.filter((job) => !ENDED.includes(job.state));
   const waiting = live.filter((job) => job.planned === 0).length;
-  const told = leads ? `${live.length} active, ${waiting} waiting` : "standby";
-  if (state.textContent !== told) state.textContent = told;
+  const description = leads ? `${live.length} active, ${waiting} waiting` : "standby";
+  if (state.textContent !== description) state.textContent = description;
   state.className = leads ? "pill good" : "pill";
-  document.title = `${told} – elasticdl cluster`;
+  document.title = `${description} – elasticdl cluster`;
   drawTiles(cluster, live, waiting);
   drawStacked(cluster);
   drawLoads(cluster, history);
@@ -175,8 +175,8 @@ const drawStacked = (cluster) => {
   const sums = moments.map((_, m) => layers.reduce((sum, [, , values]) => sum + values[m], 0));
   const last = sums.length ? sums[sums.length - 1] : 0;
   $("n-workers").textContent = whole(last);
-  const told = cluster.jobs.filter((job) => job.running).slice(0, 12).map((job) => `${job.namespace}/${job.name} ${job.running}`).join(", ");
-  const { svg, X, Y } = axes($("stacked"), `Running workers by job; now ${whole(last)}${told ? ": " + told : ""}`, Math.max(1, ...sums), short);
+  const description = cluster.jobs.filter((job) => job.running).slice(0, 12).map((job) => `${job.namespace}/${job.name} ${job.running}`).join(", ");
+  const { svg, X, Y } = axes($("stacked"), `Running workers by job; now ${whole(last)}${description ? ": " + description : ""}`, Math.max(1, ...sums), short);
   let lower = moments.map(() => 0);
   for (const [color, name, values] of layers) {
     const upper = lower.map((below, m) => below + values[m]);
@@ -247,7 +247,7 @@ const newCard = (job) => {
     el("div", { className: "title" }, dot, el("b", {}, `${job.namespace}/${job.name}`), part("span", "meta")),
     el("div", { className: "size" }, el("b"), part("span", "pill")),
     part("div", "band"),
-    el("div", { className: "far" }, part("span", "told"), track),
+    el("div", { className: "far" }, part("span", "progress"), track),
     part("p", "why"),
     el("details", {}, el("summary", {}, "Job page"), "Run ", el("code"), ", then open http://localhost:8080/"));
   card.dataset.job = `${job.namespace}/${job.name}`;
@@ -265,7 +265,7 @@ const fillCard = (card, job, width) => {
   const pill = put(card, ".pill", job.state || "new");
   pill.className = "pill " + (["Running", "Succeeded"].includes(job.state) ? "good" : job.state === "Failed" ? "bad" : "");
   const far = [job.progress, job.eta && !ENDED.includes(job.state) ? `${job.eta} left` : "", job.records_per_second ? `${short(job.records_per_second)}/s` : ""];
-  put(card, ".told", far.filter(Boolean).join(" · "));
+  put(card, ".progress", far.filter(Boolean).join(" · "));
   const track = card.querySelector(".track");
   track.hidden = job.share === null;
   track.setAttribute("aria-valuenow", Math.round((job.share || 0) * 100));

@@ -87,7 +87,7 @@ impl State {
         }
     }
 
-    /// Puts an object, or what is patched of it, over what is there.
+    /// Replaces an object, or patches the existing one.
     fn keep(&mut self, path: String, given: &Value) -> Value {
         self.version += 1;
         let object = self.objects.entry(path).or_insert_with(|| json!({}));

@@ -12,7 +12,7 @@ use edl_core::time::Time;
 use edl_kube::manifest::{self, PodExtras};
 use edl_kube::names;
 use edl_kube::note::{Grant, StatusNote};
-use edl_sched::plan::Plan;
+use edl_sched::plan::AllocationPlan;
 use edl_sched::state::PlannerState;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -84,7 +84,7 @@ impl FakeCluster {
     }
 
     /// Plans one pass, without carrying it out.
-    pub(crate) fn plan(&mut self) -> (Observed, Plan, Vec<JobAction>) {
+    pub(crate) fn plan(&mut self) -> (Observed, AllocationPlan, Vec<JobAction>) {
         let observed = self.observe();
         let now = Time::since_origin(Duration::from_secs(self.now_secs));
         let plan = edl_sched::plan(&observed.snapshot, &self.state, now);

@@ -33,7 +33,7 @@ enum Error {
 }
 
 /// Something for the keeper to do.
-pub(super) enum Job {
+pub(super) enum KeeperTask {
     Drop(Generation),
     Load(Box<Load>),
     Copy { checkpoint: CheckpointId, at: Option<u64> },
@@ -59,14 +59,14 @@ pub(super) struct Keeper {
 type Created = Result<Vec<(Progress, PartitionState)>, Error>;
 
 impl Keeper {
-    pub(super) fn run(self, jobs: &mpsc::Receiver<Job>) {
-        for job in jobs {
-            match job {
-                Job::Drop(generation) => self.end(Some(generation)),
-                Job::Load(load) => self.load(&Arc::new(*load)),
-                Job::Copy { checkpoint, at } => self.ask(|| Task::Copy { checkpoint, at }),
-                Job::Inspect(inspection, generation) => self.inspect(inspection, generation),
-                Job::End => break,
+    pub(super) fn run(self, tasks: &mpsc::Receiver<KeeperTask>) {
+        for task in tasks {
+            match task {
+                KeeperTask::Drop(generation) => self.end(Some(generation)),
+                KeeperTask::Load(load) => self.load(&Arc::new(*load)),
+                KeeperTask::Copy { checkpoint, at } => self.ask(|| Task::Copy { checkpoint, at }),
+                KeeperTask::Inspect(inspection, generation) => self.inspect(inspection, generation),
+                KeeperTask::End => break,
             }
         }
         self.end(None);

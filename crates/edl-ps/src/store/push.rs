@@ -76,7 +76,7 @@ impl Spare {
 }
 
 impl Store {
-    /// Hands a push to the owners, as soon as its generation is served. The reply comes when it is
+    /// Passes a push to the owners, as soon as its generation is served. The reply comes when it is
     /// applied.
     pub fn push(&self, client: ClientId, request: PushRequest, buffers: &PushBuffers) {
         let PushRequest { generation, sequence, batch, head, body } = request;

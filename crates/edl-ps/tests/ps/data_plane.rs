@@ -12,14 +12,14 @@ use edl_net::handshake::Encryption;
 use edl_tensor::first_values;
 
 use crate::harness::{
-    By, Client, DEADLINE, Job, N_PARTITIONS, RUN, Server, batch, key, layout, load_spec, model,
-    shares,
+    By, Client, DEADLINE, N_PARTITIONS, RUN, Server, ServerPair, batch, key, layout, load_spec,
+    model, shares,
 };
 
 #[test]
 fn a_push_is_applied_acknowledged_and_seen_by_the_next_pull() {
     for by in By::ALL {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let mut client = job.client(1, by);
         client.expect(0.0);
         client.push(batch(0), 1.0).unwrap();
@@ -34,7 +34,7 @@ fn a_push_is_applied_acknowledged_and_seen_by_the_next_pull() {
 
 #[test]
 fn rows_are_returned_in_the_requested_order() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     let ids = vec![(0..300).rev().collect::<Vec<u64>>(), (0..40).collect()];
     let value =
@@ -61,7 +61,7 @@ fn rows_are_returned_in_the_requested_order() {
 
 #[test]
 fn the_same_batch_pushed_twice_counts_once() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let (mut ann, mut bob) = (job.client(1, By::Unix), job.client(1, By::Tcp));
     for client in [&mut ann, &mut bob] {
         for _ in 0..2 {
@@ -75,7 +75,7 @@ fn the_same_batch_pushed_twice_counts_once() {
 
 #[test]
 fn a_read_creates_no_rows_and_a_pull_does() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let n_rows = || -> u64 {
         let states = job.servers.iter().flat_map(Server::states);
         states.map(|state| state.n_rows).sum()
@@ -90,7 +90,7 @@ fn a_read_creates_no_rows_and_a_pull_does() {
 
 #[test]
 fn a_different_generation_is_refused_by_name_and_changes_nothing() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     job.load(2, Mode::Async);
     let mut client = job.client(1, By::Unix);
     let over = |error: &Error| matches!(error, Error::Generation { ours, theirs } if ours.0 == 1 && theirs.0 == 2);
@@ -105,7 +105,7 @@ fn a_different_generation_is_refused_by_name_and_changes_nothing() {
 
 #[test]
 fn a_zombie_connection_is_refused_after_the_next_generation_was_loaded() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut zombie = job.client(1, By::Tcp);
     zombie.push(batch(0), 1.0).unwrap();
     zombie.ack().unwrap();
@@ -120,7 +120,7 @@ fn a_zombie_connection_is_refused_after_the_next_generation_was_loaded() {
 
 #[test]
 fn loading_the_current_generation_loses_nothing_and_an_older_one_is_refused() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     client.push(batch(0), 1.0).unwrap();
     client.ack().unwrap();
@@ -134,7 +134,7 @@ fn loading_the_current_generation_loses_nothing_and_an_older_one_is_refused() {
 
 #[test]
 fn a_checkpoint_restores_rows_and_applied_sets_on_a_different_number_of_servers() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     for index in 0..3 {
         client.push(batch(index), 1.0).unwrap();
@@ -169,7 +169,7 @@ fn a_checkpoint_restores_rows_and_applied_sets_on_a_different_number_of_servers(
 
 #[test]
 fn an_incomplete_route_is_refused_before_anything_is_sent() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[1].partitions = 3..N_PARTITIONS;
     let refused = PsClient::connect(
@@ -184,7 +184,7 @@ fn an_incomplete_route_is_refused_before_anything_is_sent() {
 
 #[test]
 fn a_route_that_contradicts_the_servers_is_refused_and_changes_nothing() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[0].partitions = 0..3;
     route.servers[1].partitions = 3..N_PARTITIONS;
@@ -198,7 +198,7 @@ fn a_route_that_contradicts_the_servers_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_client_uses_tcp_despite_a_stale_socket_file() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     let stale = job.folder.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
@@ -208,7 +208,7 @@ fn a_client_uses_tcp_despite_a_stale_socket_file() {
 
 #[test]
 fn parameters_start_from_the_initial_values_of_the_model() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let job_dir = job.folder.path();
     let load = |change: &dyn Fn(&mut ModelSpec)| {
         let mut given = model();

@@ -6,14 +6,14 @@ use edl_net::data::{Error, Route};
 use edl_net::frame::HEADER_LEN;
 use edl_net::handshake::{Encryption, Hello};
 
-use crate::harness::{By, Client, Job, batch};
+use crate::harness::{By, Client, ServerPair, batch};
 use crate::relay::{self, Recorded};
 
 /// The length of what a client sends before its first pull or push: its hello and its proof.
 const HANDSHAKE: usize = HEADER_LEN + Hello::LEN + HEADER_LEN + 32;
 
 /// The route to the servers, with a relay in front of the first.
-fn relayed(job: &Job, flip: Option<(usize, u8)>) -> (Route, Recorded) {
+fn relayed(job: &ServerPair, flip: Option<(usize, u8)>) -> (Route, Recorded) {
     let mut route = job.route(1, By::Tcp);
     let (address, recorded) = relay::record(&route.servers[0].address, flip);
     route.servers[0].address = address;
@@ -23,7 +23,7 @@ fn relayed(job: &Job, flip: Option<(usize, u8)>) -> (Route, Recorded) {
 #[test]
 fn an_eavesdropper_cannot_read_gradients_or_parameters() {
     for (encryption, is_readable) in [(Encryption::Always, false), (Encryption::Never, true)] {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let (route, recorded) = relayed(&job, None);
         let mut client = Client::connect_as(&route, encryption).unwrap();
         client.push(batch(0), 0.731).unwrap();
@@ -43,7 +43,7 @@ fn an_eavesdropper_cannot_read_gradients_or_parameters() {
 #[test]
 fn a_changed_byte_of_an_encrypted_frame_ends_the_connection_and_applies_nothing() {
     for at in [0, 6, 32, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 100, HEADER_LEN + 2000] {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let (route, _) = relayed(&job, Some((HANDSHAKE + at, 1)));
         let mut client = Client::connect_as(&route, Encryption::Always).unwrap();
         client.push(batch(0), 1.0).unwrap();
@@ -59,7 +59,7 @@ fn a_man_in_the_middle_cannot_turn_encryption_off() {
     for (encryption, bits) in
         [(Encryption::Always, 3), (Encryption::Always, 2), (Encryption::BetweenHosts, 1)]
     {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let (route, _) = relayed(&job, Some((HEADER_LEN + 1, bits)));
         let refused = Client::connect_as(&route, encryption).map(|_| ());
         let Err(Error::Refused(text)) = refused else { panic!("{refused:?}") };
@@ -72,7 +72,7 @@ fn a_side_that_requires_encryption_refuses_a_peer_that_has_it_off() {
     for (server, client) in
         [(Encryption::Never, Encryption::Always), (Encryption::Always, Encryption::Never)]
     {
-        let job = Job::start_with(Mode::Async, server);
+        let job = ServerPair::start_with(Mode::Async, server);
         let (by_tcp, by_unix) = (job.route(1, By::Tcp), job.route(1, By::Unix));
         let Err(Error::Refused(text)) = Client::connect_as(&by_tcp, client).map(|_| ()) else {
             panic!("connected although one side requires encryption");
@@ -96,7 +96,7 @@ fn encrypted_frames_of_many_chunks_carry_the_same_numbers() {
     let grads: Vec<f32> =
         ids[1].iter().flat_map(|id| (0..16).map(|column| -value(*id, column))).collect();
     for by in By::ALL {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let mut client = job.client(1, by);
         let base = client.net.pull(&ids, None, &mut client.rows, None).unwrap();
         let grads = [Vec::new(), grads.clone()];

@@ -210,12 +210,12 @@ impl Drop for Server {
 }
 
 /// Two servers that together hold all partitions.
-pub(crate) struct Job {
+pub(crate) struct ServerPair {
     pub(crate) servers: [Server; 2],
     pub(crate) folder: tempfile::TempDir,
 }
 
-impl Job {
+impl ServerPair {
     pub(crate) fn start(mode: Mode) -> Self {
         Self::start_with(mode, Encryption::default())
     }

@@ -11,16 +11,18 @@ use edl_core::id::RunId;
 use edl_core::server::Refusal;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient};
-use edl_net::frame::{HEADER_LEN, Header, Kind, encode_refusal};
+use edl_net::frame::{FrameKind, HEADER_LEN, Header, encode_refusal};
 use edl_net::handshake::{Challenge, Encryption};
 use edl_net::key::JobKey;
 
-use crate::harness::{By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, model};
+use crate::harness::{
+    By, Client, DEADLINE, N_PARTITIONS, RUN, ServerPair, batch, key, layout, model,
+};
 use crate::relay::{self, Forwarded, Hook, forward};
 
 const UNTOUCHED: [u64; N_PARTITIONS as usize] = [0; N_PARTITIONS as usize];
 
-fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Error> {
+fn connect(job: &ServerPair, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Error> {
     PsClient::connect(
         &job.route(1, by),
         (key, run, Encryption::default()),
@@ -31,7 +33,7 @@ fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Erro
 }
 
 /// A client whose frames to the first server go through `hook`.
-fn relayed(job: &Job, by: By, hook: Hook) -> Client {
+fn relayed(job: &ServerPair, by: By, hook: Hook) -> Client {
     let mut route = job.route(1, by);
     let server = &mut route.servers[0];
     match by {
@@ -47,14 +49,16 @@ fn relayed(job: &Job, by: By, hook: Hook) -> Client {
 
 fn on_push(change: impl Fn(Vec<u8>) -> Forwarded + Send + Sync + 'static) -> Hook {
     Arc::new(
-        move |header, frame| if header.kind == Kind::Push { change(frame) } else { forward(frame) },
+        move |header, frame| {
+            if header.kind == FrameKind::Push { change(frame) } else { forward(frame) }
+        },
     )
 }
 
 #[test]
 fn a_different_key_is_refused() {
     for by in [By::Unix, By::Tcp] {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let refused = connect(&job, by, &JobKey::from_bytes([4; 32]), RUN).map(|_| ());
         let text = refused.unwrap_err().to_string();
         assert_eq!(text, "refused: the server does not have this job's key");
@@ -64,7 +68,7 @@ fn a_different_key_is_refused() {
 #[test]
 fn a_different_run_of_the_same_job_is_refused() {
     for by in [By::Unix, By::Tcp] {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let refused = connect(&job, by, &key(), RunId([8; 16])).map(|_| ());
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("run is 0707"), "{text}");
@@ -72,7 +76,7 @@ fn a_different_run_of_the_same_job_is_refused() {
 }
 
 /// Sends raw bytes to a server; returns its answer until it closes the connection.
-fn talk(job: &Job, by: By, bytes: &[u8]) -> Vec<u8> {
+fn talk(job: &ServerPair, by: By, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Vec::new();
     match by {
         By::Tcp | By::EncryptedTcp => {
@@ -91,7 +95,7 @@ fn talk(job: &Job, by: By, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn header(kind: Kind, length: u64) -> Header {
+fn header(kind: FrameKind, length: u64) -> Header {
     Header {
         kind,
         run: RUN,
@@ -105,25 +109,25 @@ fn header(kind: Kind, length: u64) -> Header {
 
 #[test]
 fn a_peer_without_the_key_gets_no_parameters() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     for by in [By::Unix, By::Tcp] {
         // A pull without a handshake.
-        let mut bytes = header(Kind::Pull, 32).encode().to_vec();
+        let mut bytes = header(FrameKind::Pull, 32).encode().to_vec();
         bytes.extend([0; 32]);
         let answer = talk(&job, by, &bytes);
         let heard = Header::decode(answer.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
-        assert_eq!(heard.kind, Kind::Refused);
+        assert_eq!(heard.kind, FrameKind::Refused);
         assert_eq!(answer.len() as u64, HEADER_LEN as u64 + heard.length);
         // A handshake with a made-up proof.
-        let mut bytes = header(Kind::Hello, 56).encode().to_vec();
+        let mut bytes = header(FrameKind::Hello, 56).encode().to_vec();
         bytes.push(1);
         bytes.extend([0; 55]);
-        bytes.extend(header(Kind::Proof, 32).encode());
+        bytes.extend(header(FrameKind::Proof, 32).encode());
         bytes.extend([5; 32]);
         let answer = talk(&job, by, &bytes);
         let refusal = &answer[HEADER_LEN + Challenge::LEN..];
         let heard = Header::decode(refusal.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
-        assert_eq!(heard.kind, Kind::Refused);
+        assert_eq!(heard.kind, FrameKind::Refused);
         let text = String::from_utf8_lossy(&refusal[HEADER_LEN..]).into_owned();
         assert!(text.ends_with("the client does not have this job's key"), "{text}");
     }
@@ -131,8 +135,8 @@ fn a_peer_without_the_key_gets_no_parameters() {
 
 #[test]
 fn a_different_protocol_version_is_rejected_in_one_line() {
-    let job = Job::start(Mode::Async);
-    let mut bytes = header(Kind::Hello, 56).encode().to_vec();
+    let job = ServerPair::start(Mode::Async);
+    let mut bytes = header(FrameKind::Hello, 56).encode().to_vec();
     bytes[4] = 9;
     bytes.extend([0; 56]);
     let answer = talk(&job, By::Tcp, &bytes);
@@ -144,7 +148,7 @@ fn a_different_protocol_version_is_rejected_in_one_line() {
 fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
     for by in [By::Unix, By::Tcp] {
         for from_end in [1, 100, 1000] {
-            let job = Job::start(Mode::Async);
+            let job = ServerPair::start(Mode::Async);
             let mut client = relayed(
                 &job,
                 by,
@@ -165,7 +169,7 @@ fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
 #[test]
 fn a_replayed_frame_is_refused_and_ends_the_connection() {
     for by in [By::Unix, By::Tcp] {
-        let job = Job::start(Mode::Async);
+        let job = ServerPair::start(Mode::Async);
         let mut client = relayed(&job, by, on_push(|frame| forward(frame.repeat(2))));
         client.push(batch(0), 1.0).unwrap();
         client.push(batch(1), 1.0).unwrap_or_default();
@@ -179,7 +183,7 @@ fn a_replayed_frame_is_refused_and_ends_the_connection() {
 
 #[test]
 fn reordered_frames_are_refused() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let held: Mutex<Option<Vec<u8>>> = Mutex::new(None);
     let mut client = relayed(
         &job,
@@ -205,8 +209,8 @@ fn reordered_frames_are_refused() {
 #[test]
 fn a_recorded_session_cannot_be_replayed() {
     for by in [By::Unix, By::Tcp] {
-        let job = Job::start(Mode::Async);
-        let recorded = Arc::new(Mutex::new(Vec::<(Kind, Vec<u8>)>::new()));
+        let job = ServerPair::start(Mode::Async);
+        let recorded = Arc::new(Mutex::new(Vec::<(FrameKind, Vec<u8>)>::new()));
         let record = Arc::clone(&recorded);
         let mut client = relayed(
             &job,
@@ -223,8 +227,17 @@ fn a_recorded_session_cannot_be_replayed() {
         job.load(3, Mode::Async);
         // The push connection was opened last: its hello, its proof and the push.
         let recorded = recorded.lock().unwrap();
-        let kinds: Vec<Kind> = recorded.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, [Kind::Hello, Kind::Proof, Kind::Hello, Kind::Proof, Kind::Push]);
+        let kinds: Vec<FrameKind> = recorded.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(
+            kinds,
+            [
+                FrameKind::Hello,
+                FrameKind::Proof,
+                FrameKind::Hello,
+                FrameKind::Proof,
+                FrameKind::Push
+            ]
+        );
         let bytes: Vec<u8> = recorded[2..].iter().flat_map(|(_, frame)| frame.clone()).collect();
         let answer = talk(&job, by, &bytes);
         let refusal = &answer[HEADER_LEN + Challenge::LEN..];
@@ -238,7 +251,7 @@ fn a_recorded_session_cannot_be_replayed() {
 fn an_interrupted_push_applies_nothing() {
     for by in [By::Unix, By::Tcp] {
         for keep in [HEADER_LEN / 2, HEADER_LEN, HEADER_LEN + 41, 2000] {
-            let job = Job::start(Mode::Async);
+            let job = ServerPair::start(Mode::Async);
             let mut client = relayed(
                 &job,
                 by,
@@ -275,7 +288,7 @@ fn a_server_that_does_not_know_its_run_yet_refuses_clients() {
             let _ = shared.admit(edl_net::wire::Stream::unix(stream.unwrap()).unwrap());
         }
     });
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[0].unix_path = path.to_str().unwrap().into();
     let limit = Duration::from_secs(20);
@@ -293,7 +306,7 @@ fn a_server_that_does_not_know_its_run_yet_refuses_clients() {
 #[test]
 fn many_unauthenticated_connections_do_not_keep_clients_out() {
     edl_net::open_files::raise_limit();
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let address = &job.servers[0].address;
     let mut strangers: Vec<TcpStream> =
         (0..1100).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -331,12 +344,12 @@ fn unauthenticated_peers_log_no_text_and_few_lines() {
     let format = tracing_subscriber::fmt().with_ansi(false);
     let subscriber = format.with_writer(move || writer.clone()).finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     let refusal = Refusal::Other("text\n[ERROR] of an outsider ".repeat(100));
     let text = encode_refusal(&refusal, 0);
-    let mut forged = header(Kind::Refused, text.len() as u64).encode().to_vec();
+    let mut forged = header(FrameKind::Refused, text.len() as u64).encode().to_vec();
     forged.extend(text);
-    let other_run = Header { run: RunId([b'z'; 16]), ..header(Kind::Hello, 56) };
+    let other_run = Header { run: RunId([b'z'; 16]), ..header(FrameKind::Hello, 56) };
     let frames = [forged, other_run.encode().to_vec(), b"GET / HTTP/1.1\r\n".repeat(9)];
     let mut peers = Vec::new();
     for bytes in frames.iter().cycle().take(300) {

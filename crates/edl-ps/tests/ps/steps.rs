@@ -14,7 +14,7 @@ use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec,
 const GENERATION: Generation = Generation(1);
 
 /// Two servers that hold only rows.
-struct Job {
+struct ServerPair {
     servers: [Server; 2],
     folder: tempfile::TempDir,
 }
@@ -23,7 +23,7 @@ fn layout() -> Layout {
     Layout::apart(20, N_PARTITIONS)
 }
 
-impl Job {
+impl ServerPair {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let servers = [0, 1].map(|ps| Server::start(folder.path(), ps));
@@ -91,7 +91,7 @@ impl Client {
 #[test]
 #[expect(clippy::float_cmp, reason = "small sums are exact")]
 fn a_staged_lane_is_acknowledged_and_rows_are_readable_before_and_after_the_step() {
-    let job = Job::start();
+    let job = ServerPair::start();
     let (mut ann, mut bob) = (job.client(), job.client());
     ann.push(0, 0, 1.0).unwrap();
     assert_eq!(ann.read(0).unwrap(), 0.0, "half a step is not applied");
@@ -110,7 +110,7 @@ fn a_staged_lane_is_acknowledged_and_rows_are_readable_before_and_after_the_step
 
 #[test]
 fn a_checkpoint_waits_for_its_step_and_a_later_order_replaces_it() {
-    let job = Job::start();
+    let job = ServerPair::start();
     let mut client = job.client();
     let [first, second] = &job.servers;
     let folder = |name: &str| job.folder.path().join(name);

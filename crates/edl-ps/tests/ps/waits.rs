@@ -9,14 +9,15 @@ use edl_net::data::{Error, Limits, PsClient, Versions};
 use edl_net::handshake::Encryption;
 
 use crate::harness::{
-    By, Client, DEADLINE, Job, N_BATCHES, N_PARTITIONS, RUN, batch, key, layout, load_spec, model,
+    By, Client, DEADLINE, N_BATCHES, N_PARTITIONS, RUN, ServerPair, batch, key, layout, load_spec,
+    model,
 };
 
 const PAIRS: Mode = Mode::Sync { grads_to_wait: 2 };
 
 #[test]
 fn one_client_supplies_both_gradients_of_a_round() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let mut client = job.client(1, By::Unix);
     client.push(batch(0), 1.0).unwrap();
     client.push(batch(1), 3.0).unwrap();
@@ -30,7 +31,7 @@ fn one_client_supplies_both_gradients_of_a_round() {
 
 #[test]
 fn the_last_round_of_an_epoch_is_smaller() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let mut client = job.client(1, By::Unix);
     for index in 0..N_BATCHES {
         client.push(batch(index), 1.0).unwrap();
@@ -45,7 +46,7 @@ fn the_last_round_of_an_epoch_is_smaller() {
 
 #[test]
 fn a_pull_waits_for_its_round() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let (mut ann, mut bob) = (job.client(1, By::Unix), job.client(1, By::Tcp));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| bob.pull(Some(1)).unwrap());
@@ -58,7 +59,7 @@ fn a_pull_waits_for_its_round() {
 
 #[test]
 fn a_batch_staged_by_a_lost_client_and_pushed_again_counts_once() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let mut lost = job.client(1, By::Unix);
     lost.push(batch(0), 1.0).unwrap();
     // It makes no difference to the round whether the push arrived or was lost with its client.
@@ -74,7 +75,7 @@ fn a_batch_staged_by_a_lost_client_and_pushed_again_counts_once() {
 
 #[test]
 fn a_wait_times_out_with_its_reason_and_the_client_continues() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let limits = Limits { pull: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
     let net =
@@ -88,7 +89,7 @@ fn a_wait_times_out_with_its_reason_and_the_client_continues() {
 
 #[test]
 fn a_missing_acknowledgement_is_named() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let limits = Limits { ack: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
     let net =
@@ -102,7 +103,7 @@ fn a_missing_acknowledgement_is_named() {
 
 #[test]
 fn an_abort_ends_every_wait_at_once() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let mut client = job.client(1, By::Unix);
     let abort = client.net.abort_handle();
     client.push(batch(0), 1.0).unwrap();
@@ -121,7 +122,7 @@ fn an_abort_ends_every_wait_at_once() {
 
 #[test]
 fn a_new_generation_ends_the_waits_of_the_old_one() {
-    let job = Job::start(PAIRS);
+    let job = ServerPair::start(PAIRS);
     let mut client = job.client(1, By::Unix);
     client.push(batch(0), 1.0).unwrap();
     std::thread::scope(|scope| {
@@ -138,7 +139,7 @@ fn a_new_generation_ends_the_waits_of_the_old_one() {
 fn a_client_that_connects_before_the_load_is_served_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let servers = [0, 1].map(|ps| crate::harness::Server::start(folder.path(), ps));
-    let job = Job { servers, folder };
+    let job = ServerPair { servers, folder };
     let mut client = job.client(1, By::Unix);
     std::thread::scope(|scope| {
         let early = scope.spawn(|| client.pull(None).unwrap());
@@ -149,7 +150,7 @@ fn a_client_that_connects_before_the_load_is_served_after_it() {
 
 #[test]
 fn no_client_is_answered_before_the_order_to_serve() {
-    let job = Job::start(Mode::Async);
+    let job = ServerPair::start(Mode::Async);
     for (server, partitions) in job.servers.iter().zip(crate::harness::shares()) {
         server.load(load_spec(2, partitions, Mode::Async)).unwrap();
     }
@@ -164,7 +165,7 @@ fn no_client_is_answered_before_the_order_to_serve() {
 
 #[test]
 fn with_bounded_staleness_fast_clients_wait_for_slow_ones_at_pull() {
-    let job = Job::start(Mode::Bounded { versions: 2 });
+    let job = ServerPair::start(Mode::Bounded { versions: 2 });
     let (mut slow, mut fast) = (job.client(1, By::Unix), job.client(1, By::Unix));
     slow.pull(None).unwrap();
     for index in 0..2 {
@@ -183,7 +184,7 @@ fn with_bounded_staleness_fast_clients_wait_for_slow_ones_at_pull() {
 
 #[test]
 fn with_bounded_staleness_no_client_waits_for_a_disconnected_one() {
-    let job = Job::start(Mode::Bounded { versions: 1 });
+    let job = ServerPair::start(Mode::Bounded { versions: 1 });
     let (mut gone, mut client) = (job.client(1, By::Unix), job.client(1, By::Unix));
     gone.pull(None).unwrap();
     client.push(batch(0), 1.0).unwrap();

@@ -50,7 +50,7 @@ pub(crate) fn decide_as_published(board: &mut Board<'_>) {
     trainers.sort_by(|(_, a), (_, b)| a.order(b));
     let mut only: Vec<Trainer> = trainers.iter().map(|(_, trainer)| *trainer).collect();
     let load = board.options.max_load_permille;
-    // An endless dry run hung the published controller; here it is no decision.
+    // An endless dry run hung the published controller; here it decides nothing.
     if totals.dry_run(&mut only, load).is_err() {
         return;
     }

@@ -122,8 +122,9 @@ impl<'a> Problem<'a> {
             for _ in 0..POPULATION {
                 let one = &population[index(rng, n_parents)].1;
                 let other = &population[index(rng, n_parents)].1;
-                let cut = index(rng, self.jobs.len() as u64);
-                let mut child: Genome = one[..cut].iter().chain(&other[cut..]).cloned().collect();
+                let split = index(rng, self.jobs.len() as u64);
+                let mut child: Genome =
+                    one[..split].iter().chain(&other[split..]).cloned().collect();
                 self.mutate(&mut child, rng);
                 self.repair(&mut child, rng);
                 children.push((self.fitness(&child), child));

@@ -155,7 +155,7 @@ pub fn scenario(name: &str, description: &Description, seed: u64) -> Result<Scen
         .map_err(|invalid| Invalid(format!("`faults`: {invalid}")))
 }
 
-/// Refuses two things of one name, which a report could not tell apart.
+/// Refuses duplicate names, which a report could not distinguish.
 fn check_names(description: &Description) -> Result<(), Invalid> {
     let queues = description.queues.iter().map(|queue| ("queue", queue.name.clone()));
     let services = description.services.iter().map(|service| ("service", service.name.clone()));

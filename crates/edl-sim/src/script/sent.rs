@@ -60,7 +60,7 @@ impl What {
                     | Content::Refused(..),
                 ) => Self::Data,
             },
-            Message::Mesh(mesh::Message { content: mesh::Content::Nodes(step, _), .. }) => {
+            Message::Mesh(mesh::MeshMessage { content: mesh::Content::Nodes(step, _), .. }) => {
                 Self::Gradients(*step)
             }
             Message::Mesh(_) => Self::Mesh,

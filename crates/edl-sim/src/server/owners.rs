@@ -10,7 +10,7 @@ use edl_net::frame::PieceHead;
 use edl_tensor::partition::{Partition, PartitionConfig};
 use edl_tensor::push::{Push, span};
 
-use super::{Body, Open, Owner, Owners, Server, Task};
+use super::{Body, Owner, Owners, PendingRequest, Server, Task};
 use crate::frames::{self, Pull};
 use crate::message::Message;
 use crate::model::DIMS;
@@ -58,7 +58,8 @@ impl Server {
         let generation = owners.generation;
         match task {
             Task::Push(request) => {
-                let Some(Open { body: Body::Push(push), label, .. }) = self.requests.get(&request)
+                let Some(PendingRequest { body: Body::Push(push), label, .. }) =
+                    self.requests.get(&request)
                 else {
                     return Vec::new();
                 };
@@ -115,7 +116,7 @@ impl Server {
         owner: usize,
         request: Request,
     ) {
-        let Some(Open { conn, label, body: Body::Pull { pull, n_left } }) =
+        let Some(PendingRequest { conn, label, body: Body::Pull { pull, n_left } }) =
             self.requests.get_mut(&request)
         else {
             return;

@@ -22,7 +22,7 @@ use super::Control;
 use super::shell::{Events, Shell};
 use crate::client::{Limit, Link, News};
 use crate::disk::WriteId;
-use crate::history::State;
+use crate::history::DenseState;
 use crate::kernel::Pid;
 use crate::mesh::{self, Mesh, pid_of};
 use crate::message::Timer;
@@ -43,7 +43,7 @@ pub(crate) struct Member {
     n_unacknowledged: u32,
     /// Why the connection to the servers broke since the last activity that used it.
     servers_failed: Option<Failure>,
-    state: Option<State>,
+    state: Option<DenseState>,
     /// Lanes of the step under way that are trained, and what they were trained on.
     trained: Vec<(u32, u64)>,
     /// The sum of the last step.
@@ -213,7 +213,7 @@ impl Member {
         control: &mut Control,
         context: &mut Context<'_>,
         (conn, from): (ConnId, Pid),
-        message: mesh::Message,
+        message: mesh::MeshMessage,
     ) {
         self.mesh.hear(from, conn, message);
         self.advance(control, context);

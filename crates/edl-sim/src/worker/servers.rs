@@ -9,7 +9,7 @@ use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 use edl_core::worker::{
-    Computed, Config, Effect, Event, Fault, Finished, Item, Limits, Shard, Wants, Worker,
+    Computed, Config, Effect, Event, Fault, Finished, Limits, Shard, Wants, WorkItem, Worker,
 };
 use edl_net::convert::worker as convert;
 use edl_net::proto::worker_command;
@@ -27,10 +27,10 @@ pub(crate) struct Trainer {
     events: Events<Event>,
     link: Link,
     /// Items whose records are here.
-    decoded: BTreeSet<Item>,
+    decoded: BTreeSet<WorkItem>,
     /// The item whose parameters are pulled, and on which connection.
-    pulling: Option<Item>,
-    pulled: Option<(Item, Pulled)>,
+    pulling: Option<WorkItem>,
+    pulled: Option<(WorkItem, Pulled)>,
     /// Mean of the dense parameters, and where they come from.
     dense: f64,
     source: Source,
@@ -41,8 +41,8 @@ pub(crate) struct Trainer {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Done {
-    Decoded(Item),
-    Computed(Item),
+    Decoded(WorkItem),
+    Computed(WorkItem),
 }
 
 impl Trainer {
@@ -160,20 +160,20 @@ impl Trainer {
         self.handle(control, context, event);
     }
 
-    fn compute(&mut self, context: &mut Context<'_>, item: Item) -> Result<Computed, Fault> {
+    fn compute(&mut self, context: &mut Context<'_>, item: WorkItem) -> Result<Computed, Fault> {
         if context.kernel.chance(context.scenario.failures) {
             return Err(Fault::Failed("user code failed".into()));
         }
         match item {
-            Item::Batch(batch) if !context.model.is_finite(batch) => {
+            WorkItem::Batch(batch) if !context.model.is_finite(batch) => {
                 Err(Fault::NonFinite("the loss is not finite".into()))
             }
-            Item::Batch(batch) => {
+            WorkItem::Batch(batch) => {
                 self.gradient = Some(batch);
                 context.judge.computed(context.scenario, batch, 0);
                 Ok(Computed::Batch { loss: 0.5 })
             }
-            Item::Piece { lease, piece } => {
+            WorkItem::Piece { lease, piece } => {
                 let minibatch = u64::from(context.scenario.spec.minibatch_size);
                 if let Some((shard, measures)) = self.shards.get_mut(&lease) {
                     let first = shard.records.start + u64::from(piece) * minibatch;
@@ -188,11 +188,11 @@ impl Trainer {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts stay small")]
-    fn begin_compute(&mut self, context: &mut Context<'_>, item: Item) {
+    fn begin_compute(&mut self, context: &mut Context<'_>, item: WorkItem) {
         let (of, pulled) = self.pulled.take().expect("parameters are pulled first");
         assert_eq!(of, item, "the item pulled last is computed");
         assert!(self.decoded.remove(&item), "{item:?} is computed before it is read");
-        if let Item::Batch(batch) = item {
+        if let WorkItem::Batch(batch) = item {
             judge::started(context.model, batch, &pulled);
         }
         if !pulled.dense.is_empty() {
@@ -265,10 +265,10 @@ impl Shell for Trainer {
     }
 }
 
-fn wish(context: &Context<'_>, item: Item, wants: Wants) -> Wish {
+fn wish(context: &Context<'_>, item: WorkItem, wants: Wants) -> Wish {
     let ids = match item {
-        Item::Batch(batch) => context.model.plan.records(batch),
-        Item::Piece { .. } => Vec::new(),
+        WorkItem::Batch(batch) => context.model.plan.records(batch),
+        WorkItem::Piece { .. } => Vec::new(),
     };
     let Wants { dense, will_push, min_round } = wants;
     Wish { ids, wants_dense: dense, will_push, min_round, step: None }

@@ -35,7 +35,7 @@ fn the_only_worker_writes_a_checkpoint_before_it_leaves() {
 }
 
 #[test]
-fn the_only_worker_hands_its_state_to_its_successor_before_it_leaves() {
+fn the_only_worker_passes_its_state_to_its_successor_before_it_leaves() {
     for mut run in started(alone(), 0) {
         let pid = run.pid(worker(0));
         let ready = second_worker(&mut run);
@@ -150,7 +150,7 @@ fn a_checkpoint_that_is_due_while_a_join_is_planned_waits_for_the_new_world() {
 }
 
 #[test]
-fn a_join_while_a_checkpoint_is_written_spoils_neither() {
+fn a_join_while_a_checkpoint_is_written_breaks_neither() {
     let spec = JobSpec { checkpoint_steps: 120, heartbeat_timeout_secs: 60.0, ..alone() };
     for mut run in started(spec, 0) {
         let ready = second_worker(&mut run);
@@ -187,7 +187,7 @@ fn a_member_that_is_left_out_does_not_delay_the_final_checkpoint() {
         let order = run.hold(|sent| sent.to == worker(1) && is_checkpoint_order(sent));
         run.until("the final checkpoint is ordered", |run| run.held(order).count() == 1);
         run.hold(|sent| matches!(sent.what, What::Order(_)));
-        run.cut_off(worker(1), MASTER);
+        run.disconnect(worker(1), MASTER);
         run.until("the other one writes all of it", |run| run.count("checkpoint") == 1);
         assert_eq!(run.members(), [0]);
         run.finish();

@@ -28,7 +28,7 @@ fn with_checkpoint(num_workers: u32) -> impl Iterator<Item = (Script, String, u6
     let spec = JobSpec { checkpoint_steps: 120, num_workers, ..spec() };
     let with_checkpoint = |mut run: Script| {
         let (folder, version) = first_checkpoint(&mut run);
-        run.until("it trains on", |run| run.n_done() > version + 4);
+        run.until("it keeps training", |run| run.n_done() > version + 4);
         (run, folder, version)
     };
     timings(spec, N_RECORDS, 0).map(with_checkpoint)
@@ -158,7 +158,7 @@ fn no_worker_passes_a_skipped_step_before_the_servers() {
         let launches = run.hold(is_launch);
         run.kill(worker(1));
         run.lose(pushes);
-        run.until("the other one trains on", |run| run.n_done() > SKIPPED + 3);
+        run.until("the other one keeps training", |run| run.n_done() > SKIPPED + 3);
         assert_eq!(run.count("restored"), 0);
         run.release(launches);
         run.finish();
@@ -173,7 +173,7 @@ fn a_new_master_saves_no_step_that_a_server_may_have_passed() {
     for mut run in timings(spec, N_RECORDS, 0) {
         start(&mut run, 1);
         // More than a new master allows before it knows how far the worker is.
-        run.until("it trains on", |run| run.n_done() > 20);
+        run.until("it keeps training", |run| run.n_done() > 20);
         let pushes = run.hold(|sent| sent.to == server(1) && matches!(sent.what, What::Push(_)));
         let updates = |run: &Script| run.partition(4).expect("a server holds it").updates();
         run.until("one server is a step ahead", |run| {

@@ -88,7 +88,7 @@ fn next_step(run: &Script) -> u64 {
 }
 
 #[test]
-fn the_member_with_the_highest_step_dies_before_it_hands_over() {
+fn the_member_with_the_highest_step_dies_before_it_passes_on_its_state() {
     for mut run in started(JobSpec { num_workers: 3, ..spec() }, 0) {
         let launches = run.hold(is_launch);
         let step = next_step(&run);
@@ -109,11 +109,11 @@ fn the_member_with_the_highest_step_dies_before_it_hands_over() {
 }
 
 #[test]
-fn a_worker_that_trains_alone_and_cut_off_commits_nothing_while_another_world_trains() {
+fn a_worker_that_trains_alone_and_disconnected_commits_nothing_while_another_world_trains() {
     for mut run in started(JobSpec { checkpoint_steps: 120, ..alone() }, 0) {
         let (folder, version) = first_checkpoint(&mut run);
         let n_heard = run.n_done();
-        let link = run.cut_off(worker(0), MASTER);
+        let link = run.disconnect(worker(0), MASTER);
         let old = run.lose_node(worker(0));
         run.until("it trains alone", |run| run.step_of(old) > Some(n_heard));
         let is_replaced = move |run: &Script| {
@@ -131,7 +131,7 @@ fn a_worker_that_trains_alone_and_cut_off_commits_nothing_while_another_world_tr
         run.release(link);
         assert_eq!(run.n_done(), n_done, "what it reports is void");
         run.pass(A_WHILE);
-        assert_eq!(run.count("restored"), 1, "the other world trains on");
+        assert_eq!(run.count("restored"), 1, "the other world keeps training");
         run.end(old);
         run.finish();
     }
@@ -192,7 +192,7 @@ fn a_new_master_does_not_count_what_workers_report_of_an_earlier_world() {
 }
 
 #[test]
-fn a_new_master_does_not_believe_a_worker_that_was_left_out() {
+fn a_new_master_does_not_trust_the_state_of_a_worker_that_was_left_out() {
     for mut run in started(spec(), 0) {
         let orders = run.hold(|sent| matches!(sent.what, What::Order(_)));
         let step = next_step(&run);
@@ -202,7 +202,7 @@ fn a_new_master_does_not_believe_a_worker_that_was_left_out() {
         };
         let report = run.hold(move |sent| sent.from == worker(1) && is_reported(sent));
         let gradients = lead(&mut run, 1, step);
-        let link = run.cut_off(worker(1), MASTER);
+        let link = run.disconnect(worker(1), MASTER);
         let formed = run.hold(|sent| {
             sent.from == worker(0)
                 && matches!(sent.what, What::FromWorker(worker_message::Kind::Formed(_)))
@@ -232,11 +232,11 @@ fn a_new_master_does_not_believe_a_worker_that_was_left_out() {
 /// The network between two members and their master breaks: the master loses one, names a world
 /// of the other alone, and loses that one before it hears of it. Orders to stop them do not reach
 /// them either.
-fn cut_off_one_after_the_other(run: &mut Script) -> [Hold; 2] {
+fn disconnect_one_after_the_other(run: &mut Script) -> [Hold; 2] {
     run.hold(|sent| matches!(sent.what, What::Order(_)));
-    let first = run.cut_off(worker(0), MASTER);
+    let first = run.disconnect(worker(0), MASTER);
     run.until("worker-0 is silent", |run| run.members() == [1]);
-    let second = run.cut_off(worker(1), MASTER);
+    let second = run.disconnect(worker(1), MASTER);
     run.until("no world is left", |run| run.world().is_none());
     let known = last_world(run, worker(1)).map(|world| world.members.len());
     assert_eq!(known, Some(2), "it has not heard of the other");
@@ -256,7 +256,7 @@ fn comes_back(run: &mut Script, id: u32, link: Hold) {
 fn members_that_come_back_after_a_dissolved_world_repeat_nothing() {
     for is_holder_first in [false, true] {
         for mut run in started(spec(), 0) {
-            let links = cut_off_one_after_the_other(&mut run);
+            let links = disconnect_one_after_the_other(&mut run);
             let step = step_of(&run, 1);
             let order = if is_holder_first { [1, 0] } else { [0, 1] };
             for id in order {
@@ -274,7 +274,7 @@ fn members_that_come_back_after_a_dissolved_world_repeat_nothing() {
 #[test]
 fn state_that_a_worker_is_about_to_announce_is_not_loaded() {
     for mut run in started(spec(), 0) {
-        let [first, second] = cut_off_one_after_the_other(&mut run);
+        let [first, second] = disconnect_one_after_the_other(&mut run);
         let ready = run.hold(|sent| sent.from == worker(1) && is_ready(sent));
         run.release(second);
         run.until("worker-1 is connected", |run| run.held(ready).count() == 1);
@@ -291,7 +291,7 @@ fn state_that_a_worker_is_about_to_announce_is_not_loaded() {
 #[test]
 fn a_holder_of_the_state_that_does_not_come_back_is_not_waited_for_long() {
     for mut run in started(spec(), 0) {
-        let [first, _] = cut_off_one_after_the_other(&mut run);
+        let [first, _] = disconnect_one_after_the_other(&mut run);
         comes_back(&mut run, 0, first);
         run.pass(Duration::from_millis(1500));
         assert!(run.world().is_none() && run.count("restored") == 0);
@@ -304,7 +304,7 @@ fn a_holder_of_the_state_that_does_not_come_back_is_not_waited_for_long() {
 #[test]
 fn the_state_of_a_worker_that_is_known_to_have_exited_is_not_waited_for() {
     for mut run in started(spec(), 0) {
-        let [first, _] = cut_off_one_after_the_other(&mut run);
+        let [first, _] = disconnect_one_after_the_other(&mut run);
         run.kill(worker(1));
         run.pass(Duration::from_millis(50));
         comes_back(&mut run, 0, first);
@@ -317,7 +317,7 @@ fn the_state_of_a_worker_that_is_known_to_have_exited_is_not_waited_for() {
 #[test]
 fn a_member_trains_further_than_it_reported_before_it_hears_of_a_new_masters_world() {
     for mut run in started(JobSpec { checkpoint_steps: 1, ..alone() }, 0) {
-        run.until("it may train on", |run| {
+        run.until("it may continue", |run| {
             let until = run.job().and_then(|job| job.worlds()).map_or(0, |w| w.until());
             run.n_done() > 2 && until >= step_of(run, 0) + 4
         });
@@ -333,7 +333,7 @@ fn a_member_trains_further_than_it_reported_before_it_hears_of_a_new_masters_wor
             _ => None,
         });
         let reported = reported.unwrap();
-        run.until("it trains on", |run| step_of(run, 0) > reported);
+        run.until("it keeps training", |run| step_of(run, 0) > reported);
         let mark = run.delivered().len();
         run.release(worlds);
         run.until("it hears of it", is_settled);
@@ -409,7 +409,7 @@ fn evaluation_shards_of_a_member_that_is_left_out_go_to_others() {
         let leases = run.hold(|sent| sent.to == worker(1) && is_lease(sent));
         run.until("worker-1 is assigned a shard", |run| run.held(leases).count() > 0);
         run.hold(|sent| matches!(sent.what, What::Order(_)));
-        let link = run.cut_off(worker(1), MASTER);
+        let link = run.disconnect(worker(1), MASTER);
         run.until("it is evaluated without it", |run| !evaluated(run).is_empty());
         assert_eq!((evaluated(&run), run.members()), (vec![50], vec![0]));
         run.release(link);
@@ -420,7 +420,7 @@ fn evaluation_shards_of_a_member_that_is_left_out_go_to_others() {
 #[test]
 fn two_members_that_lose_each_other_do_not_stop_the_job() {
     for mut run in started(spec(), 0) {
-        run.cut_off(worker(0), worker(1));
+        run.disconnect(worker(0), worker(1));
         run.until("all steps are done", |run| run.n_done() == N_STEPS);
         let of_two = |sent: &Sent| world_in(sent).is_some_and(|world| world.members.len() == 2);
         let n_tried = run.delivered().iter().filter(|sent| of_two(sent)).count();
@@ -434,7 +434,7 @@ fn two_members_that_lose_each_other_do_not_stop_the_job() {
 fn a_worker_that_others_have_lost_trains_if_it_is_the_only_one_left() {
     for mut run in started(spec(), 0) {
         let launches = run.hold(is_launch);
-        run.cut_off(worker(0), worker(1));
+        run.disconnect(worker(0), worker(1));
         run.until("they have lost each other", |run| run.members().len() == 1 && is_settled(run));
         let kept = run.members()[0];
         run.kill(worker(kept));
@@ -448,7 +448,7 @@ fn a_worker_that_others_have_lost_trains_if_it_is_the_only_one_left() {
 fn a_newcomer_that_reaches_no_other_worker_does_not_displace_the_holders_of_the_state() {
     for mut run in started(alone(), 0) {
         let pid = run.pid(worker(0));
-        run.cut_off(worker(0), worker(1));
+        run.disconnect(worker(0), worker(1));
         run.request(Event::Scale { workers: 2 });
         run.until("it joins", |run| run.members().len() == 2);
         run.until("it is left out", |run| run.members().len() == 1 && is_settled(run));

@@ -9,9 +9,8 @@
 //! | per table: ids u64 | rows (weights, then slots)
 //! | BLAKE3 of all before (32)
 //! ```
-//! All numbers are little-endian. Lengths follow from the header. A reader believes none of them
-//! further than the bytes that exist, so a damaged file causes an error and does not exhaust the
-//! memory.
+//! All numbers are little-endian. Lengths follow from the header. A reader allocates no more than
+//! the bytes that exist, so a damaged file causes an error and does not exhaust the memory.
 
 use std::io::{self, Read, Seek, Write};
 
@@ -30,7 +29,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "files hold the numbers as
 const MAGIC: &[u8; 8] = b"EDLPART\n";
 /// Far above what a model with thousands of tables needs.
 const MAX_HEADER: usize = 16 << 20;
-/// What is allocated at most before the bytes for it have been seen.
+/// The most that is allocated before the bytes for it have been read.
 const STEP: usize = 1 << 20;
 /// Bounds under which no sum or product of lengths can wrap.
 const MAX_DENSE: usize = 1 << 40;
@@ -65,7 +64,7 @@ pub struct Header {
     pub model: String,
     /// Digest of the names and shapes of the dense parameters.
     pub params: String,
-    /// What the optimizer keeps beside each weight.
+    /// What the optimizer keeps for each weight.
     pub slots: Vec<String>,
     pub tables: Vec<TableHeader>,
     pub n_batches: u32,
@@ -194,7 +193,7 @@ impl Header {
     }
 }
 
-/// A short name for the parameters' names and shapes, to tell models apart.
+/// A digest of the parameters' names and shapes, to distinguish models.
 pub(crate) fn params_digest(model: &ModelSpec) -> String {
     let mut hasher = blake3::Hasher::new();
     for param in &model.params {

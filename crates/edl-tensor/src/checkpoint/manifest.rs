@@ -51,7 +51,7 @@ pub struct FileEntry {
     pub partition: PartitionId,
     pub name: String,
     pub bytes: u64,
-    /// BLAKE3 in hex, as it stands at the file's end.
+    /// BLAKE3 in hex, as stored at the end of the file.
     pub checksum: String,
     pub updates: u64,
 }
@@ -124,7 +124,7 @@ impl Manifest {
         if !named.eq(0..self.n_partitions) {
             return Err(Error::Partitions { needs: self.n_partitions, has: self.files.len() });
         }
-        // A name from a file must not lead out of the checkpoint's folder.
+        // A name from a file must not point outside the checkpoint's folder.
         match self.files.iter().find(|file| file.name != file_name(file.partition)) {
             Some(file) => Err(Error::Name(file.name.clone())),
             None => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files and folders: what is written is read back, and nothing else is believed.
+//! Files and folders: what is written is read back, and nothing else is accepted.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -223,7 +223,7 @@ fn a_file_that_is_not_the_manifests_is_refused() {
     fs::write(folder.join(&entry.name), "short").unwrap();
     let error = read_partition(&folder, &entry, job.config(0), true).unwrap_err();
     assert!(error.to_string().ends_with("the length differs"), "{error}");
-    assert!(find(dir.path()).is_err(), "the only checkpoint is damaged, and that is said");
+    assert!(find(dir.path()).is_err(), "the only checkpoint is damaged, and the error says so");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn only_complete_checkpoints_are_found_and_the_newest_is_last() {
         found.iter().map(|checkpoint| checkpoint.manifest.version).collect()
     };
     assert_eq!(versions(find(dir.path()).unwrap()), [9, 10]);
-    // After a restore to version 9 the history goes on from there, under a higher generation.
+    // After a restore to version 9, the history continues from there, under a higher generation.
     let folder = folder(dir.path(), 5, 9, 2, RUN);
     let files = trained(&job).iter().map(|p| write_file(&folder, &p.snapshot()).unwrap()).collect();
     let newer = Manifest { generation: Generation(2), ..manifest(&job, 5, 9, files) };
@@ -397,7 +397,7 @@ fn an_exported_model_holds_every_parameter_under_its_name() {
 }
 
 #[test]
-fn lengths_that_lie_cost_an_error_and_no_memory() {
+fn false_lengths_cause_an_error_and_allocate_nothing() {
     let header = |change: fn(&mut codec::Header)| {
         let mut snapshot = trained(&job())[1].snapshot();
         change(&mut snapshot.header);

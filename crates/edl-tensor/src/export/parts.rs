@@ -2,7 +2,7 @@
 //! The parameters of a checkpoint in temporary files, from which tensors are read in any order.
 //!
 //! A checkpoint is read partition by partition, so memory holds one of them at a time. The files
-//! have no name, so nothing is left of them however the process ends.
+//! have no name, so nothing is left of them, no matter how the process ends.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -184,7 +184,7 @@ impl Write for Place<'_> {
     }
 }
 
-/// Of so many numbers.
+/// Of this many numbers.
 fn bytes(n: usize) -> u64 {
     n as u64 * 4
 }

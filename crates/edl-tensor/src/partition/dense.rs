@@ -64,7 +64,7 @@ impl Dense {
         });
     }
 
-    /// Gives every slot its first value.
+    /// Gives every slot its initial value.
     pub(super) fn reset_slots(&mut self, optimizer: &Optimizer) {
         for (slot, numbers) in self.slots.iter_mut().enumerate() {
             numbers.clear();
@@ -118,7 +118,7 @@ impl Dense {
 }
 
 /// Changes the numbers of `range` under one rule. Each depends on its own gradient alone, so it does
-/// not matter how a segment is cut up.
+/// not matter how a segment is split.
 fn apply(
     update: &Update,
     rule: Rule,
@@ -144,7 +144,7 @@ fn apply(
     }
 }
 
-/// Visits the parameters that a segment cuts: number of the parameter, its first element in the
+/// Visits the parameters that a segment overlaps: number of the parameter, its first element in the
 /// segment, and the range within the segment.
 fn each_param(
     model: &ModelSpec,

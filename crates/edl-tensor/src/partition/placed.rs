@@ -45,7 +45,7 @@ impl Placed {
     /// Takes the step of a batch by a gradient of all dense parameters, which may be in pieces.
     ///
     /// # Panics
-    /// If the batch was applied before, or is none of the plan, or vectors are of another model.
+    /// If the batch was applied before or is not part of the plan, or vectors are for another model.
     pub fn step(&mut self, batch: BatchId, all: &mut [f32], gradient: &[&[f32]]) {
         let Self(partition) = self;
         assert!(batch.index < partition.config.n_batches, "batch {batch} is of another plan");

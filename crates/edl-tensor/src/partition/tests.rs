@@ -35,8 +35,8 @@ fn restored(job: &Job, partition: &Partition, keep_applied: bool) -> Partition {
 #[test]
 fn initial_values_do_not_depend_on_the_number_of_partitions() {
     let whole = Job { n_partitions: 1, ..Job::new(Mode::Async) };
-    let cut = Job { n_partitions: 5, ..Job::new(Mode::Async) };
-    let dense: Vec<f32> = cut.partitions().iter().flat_map(|p| p.dense().to_vec()).collect();
+    let split = Job { n_partitions: 5, ..Job::new(Mode::Async) };
+    let dense: Vec<f32> = split.partitions().iter().flat_map(|p| p.dense().to_vec()).collect();
     assert_eq!(dense, whole.partitions()[0].dense());
     assert!(dense.iter().all(|number| (-1.0..=1.0).contains(number)));
 }
@@ -144,7 +144,7 @@ fn a_half_pushed_round_of_a_dead_worker_blocks_no_partition() {
         let round = Outcome::Round(vec![batch(0), batch(1)]);
         assert_eq!(partition.push(&job.push(batch(1), 0, 0..4)), round);
     }
-    // Ann takes Bob's batch: those that applied the round say so, the others apply it now.
+    // Ann takes Bob's batch: those that applied the round reply that, the others apply it now.
     for (index, partition) in partitions.iter_mut().enumerate() {
         let pushed = partition.push(&job.push(batch(1), 0, 0..4));
         match index {
@@ -221,13 +221,13 @@ fn a_job_that_turns_synchronous_completes_the_rounds_that_it_finds_open() {
     partition.check_invariants();
 }
 
-/// Design §13, 5.
+/// No batch is lost or applied twice.
 #[test]
 fn a_restore_with_another_number_of_servers_from_partitions_that_differ_by_one_batch() {
     let job = Job::new(Mode::Async).with_adam();
     let mut partitions = job.partitions();
     let mut undisturbed = job.partitions();
-    // Two servers. Batch 4 has reached the first one alone when the cut is taken.
+    // Two servers. Batch 4 has reached only the first one when the checkpoint is taken.
     for index in 0..5 {
         for ps in 0..2 {
             let hosted = job.layout().hosted(PsId(ps), 2);
@@ -267,7 +267,7 @@ fn a_restore_with_another_number_of_servers_from_partitions_that_differ_by_one_b
 }
 
 #[test]
-fn a_new_job_takes_parameters_and_optimizer_state_and_starts_counting_afresh() {
+fn a_new_job_takes_parameters_and_optimizer_state_and_counts_from_zero() {
     let job = Job::new(Mode::Async).with_adam();
     let mut old = Partition::new(job.config(0));
     (0..5).for_each(|index| {
@@ -276,7 +276,7 @@ fn a_new_job_takes_parameters_and_optimizer_state_and_starts_counting_afresh() {
     let mut new = restored(&job, &old, false);
     assert_eq!((new.version(), new.updates(), new.applied().len()), (0, 0, 0));
     assert_eq!((visible(&new).0, visible(&new).1), (visible(&old).0, visible(&old).1));
-    // The same step from here: bias correction goes on with the age of the slots.
+    // The same step from here: bias correction continues with the age of the slots.
     for partition in [&mut old, &mut new] {
         partition.push(&job.push(batch(6), 0, 0..1));
     }

@@ -130,7 +130,7 @@ impl Index {
 impl Bucket {
     const NEW: Self = Self { ids: [0; WIDTH], places: [EMPTY; WIDTH] };
 
-    /// Looks at every entry, because that is quicker than to guess where to stop. Unused ones
+    /// Looks at every entry, because that is faster than guessing where to stop. Unused ones
     /// come last, so the first match is the one, if there is one.
     #[inline]
     fn get(&self, id: u64) -> u32 {

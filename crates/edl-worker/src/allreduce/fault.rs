@@ -9,7 +9,7 @@
 //! sends and reduces nothing, and so reaches none of the phases.
 
 use edl_core::id::WorkerId;
-use edl_net::mesh::Phase;
+use edl_net::mesh::ReducePhase;
 use rustix::process::{Signal, getpid, kill_process};
 
 const VARIABLE: &str = "ELASTICDL_FAULT";
@@ -19,7 +19,7 @@ const VARIABLE: &str = "ELASTICDL_FAULT";
 pub(crate) struct Fault {
     worker: WorkerId,
     step: u64,
-    phase: Phase,
+    phase: ReducePhase,
     action: Action,
 }
 
@@ -46,7 +46,7 @@ impl Fault {
                 ("worker", number) => worker = Some(WorkerId(number.parse().ok()?)),
                 ("step", number) => step = Some(number.parse().ok()?),
                 ("phase", name) => {
-                    phase = Phase::ALL.into_iter().find(|known| known.name() == name)
+                    phase = ReducePhase::ALL.into_iter().find(|known| known.name() == name)
                 }
                 ("action", "kill") => action = Some(Action::Kill),
                 ("action", "stop") => action = Some(Action::Stop),
@@ -58,7 +58,7 @@ impl Fault {
     }
 
     /// Whether `phase` of `step` is the place.
-    pub(crate) fn is_at(&self, phase: Phase, step: u64) -> bool {
+    pub(crate) fn is_at(&self, phase: ReducePhase, step: u64) -> bool {
         self.step == step && self.phase == phase
     }
 
@@ -80,10 +80,10 @@ mod tests {
     #[test]
     fn a_fault_is_parsed_field_by_field() {
         let fault = Fault::parse("worker=1,step=7,phase=half_sent,action=stop").unwrap();
-        let phase = Phase::HalfSent;
+        let phase = ReducePhase::HalfSent;
         assert_eq!(fault, Fault { worker: WorkerId(1), step: 7, phase, action: Action::Stop });
-        assert!(fault.is_at(Phase::HalfSent, 7));
-        assert!(!fault.is_at(Phase::HalfSent, 8) && !fault.is_at(Phase::After, 7));
+        assert!(fault.is_at(ReducePhase::HalfSent, 7));
+        assert!(!fault.is_at(ReducePhase::HalfSent, 8) && !fault.is_at(ReducePhase::After, 7));
     }
 
     #[test]

@@ -3,12 +3,15 @@
 
 use std::hash::Hasher as _;
 
+use edl_core::batch::BatchPlan;
+use edl_core::id::WorldId;
 use edl_core::lanes::{Slot, nodes_within, slot};
 use edl_core::member::{Failure, Step};
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::{Clip, OptimizerKind};
 use edl_core::rng;
 use edl_core::spec::{AllreduceDtype, JobSpec};
+use edl_core::upcoming::{Upcoming, lane_seed};
 use edl_net::mesh::round_to_bf16;
 use edl_tensor::clip;
 use edl_tensor::model::{Error, Gradient, Inputs, Mean, Memory, Model, is_finite};
@@ -28,6 +31,8 @@ const STEP_SEED: u64 = u64::MAX;
 pub(super) struct Lanes {
     model: Box<dyn Model>,
     seed: u64,
+    plan: BatchPlan,
+    num_epochs: u32,
     dtype: AllreduceDtype,
     gradient: Gradient,
     tables: Tables,
@@ -51,7 +56,7 @@ enum Put {
 impl Lanes {
     pub(super) fn new(
         model: Box<dyn Model>,
-        spec: &JobSpec,
+        (spec, plan): (&JobSpec, &BatchPlan),
         tables: Tables,
         clip: Option<Clip>,
     ) -> Self {
@@ -61,6 +66,8 @@ impl Lanes {
         Self {
             model,
             seed: spec.seed,
+            plan: plan.clone(),
+            num_epochs: spec.num_epochs,
             dtype: spec.allreduce_dtype,
             gradient,
             tables,
@@ -101,7 +108,12 @@ impl Lanes {
         let batch = step.batch;
         let seed = rng::key(&[self.seed, batch.epoch.into(), batch.index.into(), STEP_SEED]);
         let stepped = self.model.step(mean, seed, dense);
-        stepped.map_err(|error| Failure::Failed(format!("{error} (the step of batch {batch})")))
+        stepped.map_err(|error| match error {
+            Error::Quit => Failure::Quit,
+            Error::Column { .. } | Error::Record { .. } | Error::NonFinite(_) | Error::Other(_) => {
+                Failure::Failed(format!("{error} (the step of batch {batch})"))
+            }
+        })
     }
 
     /// The state of the training script after the last step.
@@ -115,7 +127,7 @@ impl Lanes {
         loaded.map_err(|error| format!("cannot load the state of the training script: {error}"))
     }
 
-    /// Hands the last parameters, those after `step` steps, to the model.
+    /// Passes the last parameters, those after `step` steps, to the model.
     pub(super) fn finish(&mut self, step: u64, is_leader: bool, dense: &[f32]) {
         self.model.at(step, is_leader);
         self.model.finish(dense);
@@ -228,7 +240,7 @@ impl Lanes {
     }
 
     /// A lane's value is the gradient of its mean loss times its records, so that the sum over
-    /// all lanes divided by all records is the mean; its loss likewise, behind the gradient.
+    /// all lanes divided by all records is the mean; so is its loss, after the gradient.
     /// A lane that is alone is the mean already, and is not multiplied.
     fn lane(
         &mut self,
@@ -270,6 +282,7 @@ impl Lanes {
         self.pass_lane(step, (lane, dense), records).map_err(|error| {
             let text = format!("{error} (batch {batch}, lane {lane}: {})", records.describe());
             match error {
+                Error::Quit => Failure::Quit,
                 Error::NonFinite(_) => Failure::NonFinite(text),
                 Error::Column { .. } | Error::Record { .. } | Error::Other(_) => {
                     Failure::Failed(text)
@@ -284,14 +297,13 @@ impl Lanes {
         (lane, dense): (u32, &[f32]),
         records: &Decoded,
     ) -> Result<f32, Error> {
-        let batch = step.batch;
+        self.model.upcoming(self.upcoming(step, lane));
         let rows = &self.tables.rows;
         for (grads, rows) in self.gradient.rows.iter_mut().zip(rows) {
             grads.resize(rows.len(), 0.0);
         }
-        let words = [self.seed, batch.epoch.into(), batch.index.into(), lane.into()];
         let inputs = Inputs { batch: &records.batch, dense, rows };
-        let (seed, gradient) = (rng::key(&words), &mut self.gradient);
+        let (seed, gradient) = (lane_seed(self.seed, step.batch, lane), &mut self.gradient);
         self.model.at(step.number, step.is_leader());
         let outcome = match self.tables.is_empty() {
             true => self.model.train_in_place(inputs, seed, gradient)?,
@@ -321,8 +333,23 @@ impl Lanes {
         }
     }
 
+    /// What this member trains after a lane, as long as the world stays as it is.
+    fn upcoming(&self, step: &Step, lane: u32) -> Upcoming {
+        if step.world == WorldId(0) {
+            return Upcoming::Unknown; // A probe.
+        }
+        Upcoming::Lanes {
+            plan: self.plan.clone(),
+            n_lanes: self.n_lanes,
+            num_epochs: self.num_epochs,
+            step: step.number,
+            lane,
+            mine: step.mine.clone(),
+        }
+    }
+
     /// A hash of the bits that this machine computes for one lane: where it differs between two
-    /// workers, their sums would depend on who computed them. `first` makes rows of tables.
+    /// workers, their sums would depend on which of them computed it. `first` creates rows of tables.
     pub(super) fn probe(
         &mut self,
         step: &Step,
@@ -346,7 +373,7 @@ impl Lanes {
                 out.extend(self.gradient.rows.iter().flatten());
                 Ok(hash(&[&out]))
             }
-            // It says nothing about this machine; the step that trains the lane reports it.
+            // This is no property of the machine; the step that trains the lane reports it.
             Err(Failure::NonFinite(_)) => Ok(NONFINITE_PROBE),
             Err(
                 Failure::Failed(error)
@@ -355,6 +382,7 @@ impl Lanes {
                 | Failure::Lost { error, .. },
             ) => Err(error),
             Err(Failure::Cancelled) => Err("interrupted".into()),
+            Err(Failure::Quit) => Err(Error::Quit.to_string()),
         }
     }
 }
@@ -386,7 +414,7 @@ fn put_all(pieces: Vec<&[f32]>, loss: f32, weight: f32, out: &mut [f32], put: Pu
     assert!(rest.is_empty(), "a lane is as long as its sum");
 }
 
-/// Equal for equal bits, however they are cut into pieces.
+/// Equal for equal bits, regardless of how they are split into pieces.
 pub(super) fn hash(pieces: &[&[f32]]) -> u64 {
     let mut hasher = XxHash3_64::new();
     pieces.iter().for_each(|piece| hasher.write(bytemuck::cast_slice(piece)));

@@ -32,7 +32,7 @@ pub(crate) struct Recipe {
     layout: Layout,
     /// Steps of an epoch.
     n_batches: u32,
-    /// Where the model's own first values lie.
+    /// The location of the model's own initial values.
     job_dir: PathBuf,
 }
 
@@ -101,7 +101,7 @@ impl Recipe {
         Ok(tables.collect())
     }
 
-    /// What is made of a gradient before its step.
+    /// How a gradient is changed before its step.
     pub(crate) fn clip(&self) -> Option<Clip> {
         self.optimizer.clip
     }
@@ -213,7 +213,7 @@ impl Replica {
     pub(crate) fn take_state(&mut self) -> Result<Vec<u8>, Error> {
         let state = self.partitions.first_mut().map(Placed::take_state).unwrap_or_default();
         match state.is_empty() {
-            // These are first values, or the parameters of a job whose steps were not its script's.
+            // These are initial values, or the parameters of a job whose steps were not its script's.
             true => first_values::read_state(&self.recipe.job_dir).map_err(Error::FirstState),
             false => Ok(state),
         }
@@ -278,7 +278,7 @@ mod tests {
         for _ in 0..n {
             let number = |place: usize| (place as u64 * 7 + replica.step()) as f32 / 64.0;
             let gradient: Vec<f32> = (0..replica.dense().len()).map(number).collect();
-            // However it is cut into pieces.
+            // Regardless of how it is split into pieces.
             let (left, right) =
                 gradient.split_at(usize::from(replica.step().is_multiple_of(2)) * 5);
             replica.apply(&[left, &[], right]);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_starts_from_what_the_model_brings() {
+    fn a_replica_starts_from_the_models_own_values() {
         let dir = tempfile::tempdir().unwrap();
         let values: Vec<f32> = (0..23_u8).map(|n| f32::from(n) / 3.0).collect();
         let model = ToyModel::bringing(values.clone());
@@ -339,7 +339,7 @@ mod tests {
         first_values::offer(dir.path(), &ToyModel::bringing(vec![0.5; 23])).unwrap();
         let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         assert_eq!(replica.dense()[..19], values[..19]);
-        assert_ne!(replica.dense()[19..], values[19..], "the last ones have an init of their own");
+        assert_ne!(replica.dense()[19..], values[19..], "the last ones have their own init");
         replica.apply(&[&[1.0; 23]]);
         let trained: Vec<f32> = values[..19].iter().map(|value| value - 0.1).collect();
         assert_eq!(replica.dense()[..19], trained);

@@ -170,6 +170,9 @@ fn log(report: &Report) {
         Report::Member(MemberReport::NonFinite { world, step, error }) => {
             warn!(%world, step, error, "the result of a step is not finite; leaving the world");
         }
+        Report::Member(MemberReport::Quit { world, step }) => {
+            info!(%world, step, "the training script has left its loop");
+        }
         Report::Member(MemberReport::StepFailed { world, step, error }) => {
             warn!(%world, step, error, "step failed");
         }

@@ -22,16 +22,16 @@ use crate::progress::Progress;
 use crate::servers::{Dial, Error, Line, Pull, Push, Servers};
 use crate::train::Lookups;
 
-/// Fills in the first rows of some ids of a table.
+/// Fills in the initial rows of some ids of a table.
 pub(super) type FirstRows<'a> = &'a dyn Fn(usize, &[u64], &mut Vec<f32>);
 
-/// The rows of the lane at hand, and the way to the servers.
+/// The rows of the current lane, and the connections to the servers.
 pub(super) struct Tables {
     /// Numbers per row of each table.
     dims: Vec<usize>,
     /// None under pure AllReduce, which has no tables.
     dial: Option<Box<dyn Dial>>,
-    line: Option<Open>,
+    line: Option<OpenConnections>,
     interrupt: Arc<Interrupt>,
     progress: Arc<Progress>,
     lookups: Lookups,
@@ -40,8 +40,8 @@ pub(super) struct Tables {
     pub(super) rows: Vec<Vec<f32>>,
 }
 
-/// Standing connections.
-struct Open {
+/// Connections to all servers of a route.
+struct OpenConnections {
     route: Route,
     servers: Box<dyn Servers>,
     n_unanswered: usize,
@@ -72,7 +72,7 @@ impl Tables {
         self.dims.is_empty()
     }
 
-    /// Connects along `route`, unless connections along it are there.
+    /// Connects along `route`, unless these connections already exist.
     pub(super) fn connect(&mut self, route: Route) -> Result<(), Failure> {
         let Some(dial) = &mut self.dial else { return Ok(()) };
         if self.line.as_ref().is_some_and(|open| open.route == route) {
@@ -83,11 +83,11 @@ impl Tables {
         info!(generation = %route.generation, servers = route.servers.len(), "servers connected");
         // From here on every wait ends when the session has something more important.
         self.interrupt.set_servers(abort);
-        self.line = Some(Open { route, servers, n_unanswered: 0 });
+        self.line = Some(OpenConnections { route, servers, n_unanswered: 0 });
         Ok(())
     }
 
-    /// Forgets connections that are of no use any more.
+    /// Closes connections that are no longer needed.
     pub(super) fn hang_up(&mut self) {
         self.line = None;
     }

@@ -11,7 +11,7 @@ use edl_net::mesh::{self, Transport};
 use edl_net::proto::{self, worker_message::Kind};
 
 use edl_core::member::Event;
-use hub::Phase;
+use hub::DeathPoint;
 use stage::{Named, Stage, Weights, spec};
 use toy::{ABYSS, CORRUPT, POISON, ToyModel};
 
@@ -40,7 +40,7 @@ fn reference(spec: JobSpec, n_records: u64) -> Weights {
 }
 
 #[test]
-fn any_number_of_members_yields_the_same_bits() {
+fn any_number_of_members_gives_bit_identical_results() {
     let clipped = JobSpec { clip_norm: Some(0.5), ..spec() };
     let uneven = JobSpec { lanes: Some(7), ..spec() };
     // The last step has five records, one record, or as many as the others.
@@ -62,7 +62,7 @@ fn any_number_of_members_yields_the_same_bits() {
 }
 
 #[test]
-fn any_number_of_members_yields_the_same_bits_when_gradients_travel_in_16() {
+fn any_number_of_members_gives_bit_identical_results_with_bf16_gradients() {
     let whole = reference(spec(), N_RECORDS);
     for (lanes, n_records) in [(4, N_RECORDS), (7, 71)] {
         let half = JobSpec {
@@ -91,7 +91,7 @@ fn any_number_of_members_yields_the_same_bits_when_gradients_travel_in_16() {
 }
 
 #[test]
-fn members_linked_as_in_real_jobs_yield_the_same_bits() {
+fn members_linked_as_in_real_jobs_give_bit_identical_results() {
     let mut stage = Stage::new(spec(), N_RECORDS);
     stage.transport = Some(Transport::SharedMemory);
     (0..4).for_each(|worker| stage.start(worker));
@@ -116,10 +116,10 @@ fn members_linked_as_in_real_jobs_yield_the_same_bits() {
 }
 
 #[test]
-fn survivors_of_real_links_go_on_wherever_a_member_dies() {
+fn survivors_of_real_links_continue_wherever_a_member_dies() {
     let alone = reference(spec(), N_RECORDS);
     for transport in [Transport::SharedMemory, Transport::Unix, Transport::Tcp] {
-        for phase in mesh::Phase::ALL {
+        for phase in mesh::ReducePhase::ALL {
             for n_members in 2..=4 {
                 let members: Vec<u32> = (0..n_members).collect();
                 let mut stage = Stage::new(spec(), N_RECORDS);
@@ -152,16 +152,16 @@ fn every_worker_computes_the_same_probe() {
 }
 
 #[test]
-fn survivors_go_on_wherever_a_member_dies() {
+fn survivors_continue_wherever_a_member_dies() {
     let alone = reference(spec(), N_RECORDS);
-    let half = Phase::HalfGathered { to: 1 };
+    let half = DeathPoint::HalfGathered { to: 1 };
     let phases = [
-        Phase::BeforeSend,
-        Phase::HalfSent,
-        Phase::Reducing,
-        Phase::BeforeGather,
+        DeathPoint::BeforeSend,
+        DeathPoint::HalfSent,
+        DeathPoint::Reducing,
+        DeathPoint::BeforeGather,
         half,
-        Phase::After,
+        DeathPoint::After,
     ];
     for phase in phases {
         for n_members in [2, 3, 5] {
@@ -175,8 +175,11 @@ fn survivors_go_on_wherever_a_member_dies() {
             assert_eq!((lost.world, lost.suspect), (1, 0));
             stage.killed(0);
             let formed = stage.form(Named { members: survivors, until: END, ..Named::default() });
-            let expected =
-                if matches!(phase, Phase::HalfGathered { .. } | Phase::After) { 4 } else { 3 };
+            let expected = if matches!(phase, DeathPoint::HalfGathered { .. } | DeathPoint::After) {
+                4
+            } else {
+                3
+            };
             assert!(formed.iter().all(|formed| formed.step == expected), "{phase:?}: {formed:?}");
             stage.stepped(survivors, END);
             assert!(stage.weights(survivors, END) == alone, "{phase:?}, {n_members} members");
@@ -185,9 +188,9 @@ fn survivors_go_on_wherever_a_member_dies() {
 }
 
 #[test]
-fn a_member_that_is_one_step_ahead_hands_its_state_over() {
+fn a_member_that_is_one_step_ahead_passes_on_its_state() {
     let mut stage = Stage::new(spec(), N_RECORDS);
-    stage.hub.fault(2, 6, Phase::HalfGathered { to: 0 });
+    stage.hub.fault(2, 6, DeathPoint::HalfGathered { to: 0 });
     (0..3).for_each(|worker| stage.start(worker));
     stage.form(Named { members: &[0, 1, 2], until: END, load: Some(""), ..Named::default() });
     // Worker 0 has the step and finds out at the next one; worker 1 does not have it.
@@ -202,9 +205,9 @@ fn a_member_that_is_one_step_ahead_hands_its_state_over() {
 }
 
 #[test]
-fn the_member_ahead_dies_before_it_hands_over_and_the_step_is_repeated() {
+fn the_member_ahead_dies_before_it_passes_on_its_state_and_the_step_is_repeated() {
     let mut stage = Stage::new(spec(), N_RECORDS);
-    stage.hub.fault(2, 6, Phase::HalfGathered { to: 0 });
+    stage.hub.fault(2, 6, DeathPoint::HalfGathered { to: 0 });
     (0..3).for_each(|worker| stage.start(worker));
     stage.form(Named { members: &[0, 1, 2], until: END, load: Some(""), ..Named::default() });
     stage.lost(1);
@@ -315,7 +318,7 @@ fn a_checkpoint_ordered_too_late_is_refused() {
 }
 
 #[test]
-fn training_goes_on_from_a_checkpoint() {
+fn training_continues_from_a_checkpoint() {
     let mut first = stage(&[0, 1], 7);
     first.stepped(&[0, 1], 7);
     let folder = first.checkpoint(&[0, 1], 7);
@@ -417,7 +420,7 @@ fn shards_are_evaluated_at_their_step_while_all_members_wait() {
 }
 
 #[test]
-fn a_shard_of_a_step_that_is_over_is_given_back() {
+fn a_shard_of_a_past_step_is_returned() {
     let mut stage = stage(&[0], 3);
     stage.stepped(&[0], 3);
     let work = proto::EvalWork { version: 2, shard: 4, end_record: 5, ..Default::default() };
@@ -429,7 +432,7 @@ fn a_shard_of_a_step_that_is_over_is_given_back() {
 }
 
 #[test]
-fn a_member_that_leaves_trains_to_the_boundary_and_ends_well() {
+fn a_member_that_leaves_trains_to_the_boundary_and_succeeds() {
     let mut stage = stage(&[0, 1, 2], 3);
     stage.tell(1, Event::Leave);
     stage.stepped(&[0, 1, 2], 3);
@@ -462,7 +465,7 @@ fn a_new_world_ends_a_blocked_reduction_at_once() {
     let members = &[0, 1];
     let mut stage = stage(members, 2);
     stage.stepped(members, 2);
-    // Worker 1 is not told, so worker 0 waits for it.
+    // Worker 1 does not know this, so worker 0 waits for it.
     stage.go(&[0], 4);
     assert_eq!(stage.waits_for(0), "worker 1");
     let formed = stage.form(Named { members: &[0], left_out: &[1], until: 5, ..Named::default() });

@@ -15,8 +15,8 @@ use edl_core::member;
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
-use edl_core::worker::{self, Item, Records, Worker};
-use edl_net::control::Job;
+use edl_core::worker::{self, Records, WorkItem, Worker};
+use edl_net::control::JobInfo;
 use edl_net::mesh::Transport;
 use edl_tensor::first_values;
 use tokio::sync::mpsc::UnboundedSender;
@@ -111,7 +111,7 @@ impl Edges {
 pub(super) fn worker(
     edges: Edges,
     ends: Ends,
-    (job, counts): (Job, Counts),
+    (job, counts): (JobInfo, Counts),
     (config, incarnation): (&Config, Incarnation),
     progress: Arc<Progress>,
 ) -> Result<Box<dyn driver::Worker>, Error> {
@@ -145,7 +145,7 @@ pub(super) fn worker(
 /// A compute thread that is about to start.
 struct Start {
     edges: Edges,
-    job: Job,
+    job: JobInfo,
     counts: Counts,
     job_dir: PathBuf,
 }
@@ -154,7 +154,7 @@ struct Start {
 struct Queues {
     driver: Driver<PsWorker>,
     tasks: Receiver<Task>,
-    reads: Receiver<(Item, Records)>,
+    reads: Receiver<(WorkItem, Records)>,
     link: Sender<(u64, Ask)>,
     requests: Receiver<(u64, Ask)>,
 }
@@ -171,6 +171,7 @@ impl Start {
         driver.handle(worker::Event::Built(Box::new(model_spec.clone())));
 
         let feeder = feeder(edges.open_records, &job.spec, counts, &model_spec);
+        let plan = feeder.plan.clone();
         let to = driver.clone();
         let decoded = move |item, result| match result {
             Ok(decoded) => {
@@ -187,7 +188,7 @@ impl Start {
         spawn_for("link", move || Link::new(dial, requests, news).run(), driver.clone())?;
 
         Compute {
-            trainer: Trainer::new(model, &job.spec),
+            trainer: Trainer::new(model, &job.spec, plan),
             metrics: model_spec.metrics,
             log_loss_steps: u64::from(job.spec.log_loss_steps),
             job_dir,

@@ -68,7 +68,7 @@ impl Stage {
         let Kind::Hello(hello) = session.next().await else { panic!("a hello comes first") };
         session.send(command::Kind::Welcome(welcome(&self.spec, N_RECORDS))).await;
         let Kind::Ready(ready) = session.next().await else { panic!("ready comes next") };
-        (session, ready.peer.expect("peers are told of it"), hello.incarnation)
+        (session, ready.peer.expect("peers learn of it"), hello.incarnation)
     }
 
     async fn ended(&mut self) -> Result<(), Error> {
@@ -110,7 +110,7 @@ async fn stepped(session: &mut ScriptedSession, step: u64) {
     find(session, |kind| matches!(kind, Kind::Stepped(stepped) if stepped.step == step)).await;
 }
 
-/// The next message that `is_it`; heartbeats alone do not keep a test waiting for ever.
+/// The next message that `is_it`; heartbeats alone do not keep a test waiting forever.
 async fn find(session: &mut ScriptedSession, is_it: impl Fn(&Kind) -> bool) -> Kind {
     let found = async {
         loop {

@@ -28,7 +28,7 @@ pub(crate) fn model(name: &str, params: &[(&str, &str)]) -> Box<dyn Model> {
     open(&JobSpec { model_def: name.into(), model_params, ..JobSpec::default() }).unwrap()
 }
 
-/// Noisy images whose brightest stripe tells their label.
+/// Noisy images whose brightest stripe is their label.
 pub(crate) fn images(n: usize) -> Batch {
     let mut rng = Rng::new(11);
     let labels: Vec<i64> = (0..10).cycle().take(n).collect();

@@ -30,7 +30,11 @@ pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
         }
         Some(PodState::Ended { code, message }) => ended(code, &message),
         Some(PodState::Running) => {
-            in_state(JobState::Starting, "waiting for the master to respond".into())
+            let awaited = match found.is_master_leaving() {
+                true => "waiting for the previous master, which may be saving the job",
+                false => "waiting for the master to respond",
+            };
+            in_state(JobState::Starting, awaited.into())
         }
         Some(PodState::Waiting(trouble)) => {
             in_state(JobState::Waiting, trouble.map(|trouble| trouble.text).unwrap_or_default())

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Kubernetes Job that runs the master, as a file in the job's folder remembers it: it tells a
-//! master that this Job started again from one that a user or the operator has started.
+//! The Kubernetes Job that runs the master, as recorded in a file in the job's folder. It shows
+//! whether this Job has restarted the master, or a user or the operator has started it.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use edl_core::job::JobState;
 use edl_core::job_dir::JobDir;
@@ -8,6 +11,7 @@ use edl_core::spec::RestartPolicy;
 use edl_kube::{controller, inside, names};
 use serde::{Deserialize, Serialize};
 
+use super::master::LEAVE_LIMIT;
 use super::{Pod, variable};
 use crate::exit::Exit;
 use crate::jobs::{read_json, write_json};
@@ -28,37 +32,78 @@ struct Record {
     uid: String,
     /// Whether a user has deleted the pod of its last master.
     was_deleted: bool,
+    /// Whether this master still runs, and may save the job.
+    #[serde(default)]
+    is_leaving: bool,
 }
+
+impl Record {
+    /// Whether a new master that has waited so long waits for this one.
+    fn is_awaited(&self, waited: Duration) -> bool {
+        self.is_leaving && waited < LEAVING_LIMIT
+    }
+}
+
+/// How long a new master waits for a leaving one: a little longer than that one takes.
+const LEAVING_LIMIT: Duration = Duration::from_secs(LEAVE_LIMIT.as_secs() + 7);
+const LEAVING_PAUSE: Duration = Duration::from_millis(200);
 
 /// The Job of this master; none if it runs outside of one.
 pub(super) struct Controller {
     uid: Option<String>,
     dir: JobDir,
+    /// Whether the record is that of this master.
+    has_begun: Cell<bool>,
 }
 
 impl Controller {
     pub(super) fn of_environment(dir: &JobDir) -> Self {
-        Self { uid: variable(names::CONTROLLER_VARIABLE).ok(), dir: dir.clone() }
+        Self::new(dir, variable(names::CONTROLLER_VARIABLE).ok())
+    }
+
+    fn new(dir: &JobDir, uid: Option<String>) -> Self {
+        Self { uid, dir: dir.clone(), has_begun: Cell::new(false) }
+    }
+
+    /// Waits while the master before is leaving and may save the job.
+    pub(super) async fn wait_for_last(&self) {
+        let start = Instant::now();
+        if self.read().is_awaited(start.elapsed()) {
+            tracing::info!("waiting for the previous master, which may be saving the job");
+        }
+        while self.read().is_awaited(start.elapsed()) {
+            tokio::time::sleep(LEAVING_PAUSE).await;
+        }
     }
 
     /// Why this master was started. It is the last master from now on.
     pub(super) fn begin(&self) -> anyhow::Result<Start> {
         let Some(uid) = &self.uid else { return Ok(Start::Request) };
-        let before = read_json(&self.dir.controller()).unwrap_or_default();
-        self.write(Record { uid: uid.clone(), was_deleted: false })?;
+        let before = self.read();
+        self.write(Record { uid: uid.clone(), ..Record::default() })?;
+        self.has_begun.set(true);
         Ok(start(&before, uid))
     }
 
-    /// Remembers it if a user has deleted the pod of this master, which is about to exit.
-    pub(super) async fn check_deletion(&self, pod: &Pod) {
-        let Some(uid) = &self.uid else { return };
-        let Ok(client) = inside::connect().await else { return };
-        if controller::is_deleted(&client, &pod.namespace, &pod.spec.job_name, &pod.name).await {
-            let written = self.write(Record { uid: uid.clone(), was_deleted: true });
-            if let Err(error) = written {
-                tracing::warn!("{error:#}");
+    /// Whether a user has deleted the pod of this master.
+    pub(super) async fn is_deleted(&self, pod: &Pod) -> bool {
+        match inside::connect().await {
+            Ok(client) if self.uid.is_some() => {
+                let job = &pod.spec.job_name;
+                controller::is_deleted(&client, &pod.namespace, job, &pod.name).await
             }
+            Ok(_) | Err(_) => false,
         }
+    }
+
+    /// A user has deleted the pod of this master. The next one waits until this one has left.
+    pub(super) fn leave(&self) {
+        self.record_deletion(true);
+    }
+
+    /// This master, whose pod a user has deleted, is about to exit.
+    pub(super) fn left(&self) {
+        self.record_deletion(false);
     }
 
     /// Keeps the Job from starting another master after `exit`, if that is the job's end.
@@ -70,7 +115,7 @@ impl Controller {
         let closed = match inside::connect().await {
             Ok(client) => {
                 let job = &pod.spec.job_name;
-                let closed = controller::close(&client, &pod.namespace, job).await;
+                let closed = controller::close(&client, &pod.namespace, job, &pod.name).await;
                 closed.map_err(|why| why.to_string())
             }
             Err(error) => Err(error.to_string()),
@@ -80,6 +125,18 @@ impl Controller {
                 why,
                 "cannot end this master's Kubernetes Job; it will start another master"
             );
+        }
+    }
+
+    fn read(&self) -> Record {
+        read_json(&self.dir.controller()).unwrap_or_default()
+    }
+
+    fn record_deletion(&self, is_leaving: bool) {
+        // A master that still waits for the one before must not speak for it.
+        let Some(uid) = self.uid.clone().filter(|_| self.has_begun.get()) else { return };
+        if let Err(error) = self.write(Record { uid, was_deleted: true, is_leaving }) {
+            tracing::warn!("{error:#}");
         }
     }
 
@@ -106,7 +163,7 @@ mod tests {
     use super::*;
 
     fn controller(dir: &JobDir, uid: Option<&str>) -> Controller {
-        Controller { uid: uid.map(str::to_owned), dir: dir.clone() }
+        Controller::new(dir, uid.map(str::to_owned))
     }
 
     #[test]
@@ -116,13 +173,31 @@ mod tests {
         let begin = |uid| controller(&dir, uid).begin().unwrap();
         assert_eq!(begin(Some("a")), Start::Request);
         assert_eq!(begin(Some("a")), Start::Loss);
-        let deleted = Record { uid: "a".into(), was_deleted: true };
+        let deleted = Record { uid: "a".into(), was_deleted: true, is_leaving: false };
         controller(&dir, Some("a")).write(deleted.clone()).unwrap();
         assert_eq!(begin(Some("a")), Start::Deletion);
         assert_eq!(begin(Some("a")), Start::Loss, "only the last master counts");
         controller(&dir, Some("a")).write(deleted).unwrap();
         assert_eq!(begin(Some("b")), Start::Request, "the job was resumed");
         assert_eq!(begin(None), Start::Request);
+    }
+
+    #[tokio::test]
+    async fn a_new_master_waits_for_one_that_leaves_but_not_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = JobDir::new(folder.path());
+        let (last, next) = (controller(&dir, Some("a")), controller(&dir, Some("a")));
+        let is_awaited = |waited| next.read().is_awaited(waited);
+        assert!(!is_awaited(Duration::ZERO), "there was none before");
+        last.begin().unwrap();
+        assert!(!is_awaited(Duration::ZERO), "it was lost");
+        last.leave();
+        assert!(is_awaited(LEAVE_LIMIT) && !is_awaited(LEAVING_LIMIT));
+        // A master that is deleted while it waits does not speak for the one before.
+        next.left();
+        assert!(is_awaited(Duration::ZERO));
+        let ((), ()) = tokio::join!(next.wait_for_last(), async { last.left() });
+        assert_eq!(next.begin().unwrap(), Start::Deletion, "unless it has ended the job");
     }
 
     #[test]

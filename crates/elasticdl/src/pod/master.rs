@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A job's master in a pod, with the platform that starts its other pods.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use edl_core::job::CUSTOM_LOOP_GRACE;
@@ -29,6 +30,8 @@ use crate::submit::checks;
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the platform to stop processes that do not exit by themselves after the job's end.
 const EXIT_GRACE: Duration = Duration::from_secs(40);
+/// A master that a user has deleted exits after this time, of the 30 s that Kubernetes waits.
+pub(super) const LEAVE_LIMIT: Duration = Duration::from_secs(28);
 /// Interval between progress reports to the operator.
 const REPORT_INTERVAL: Duration = Duration::from_secs(3);
 /// Kubernetes shows this file with a container that has ended, up to its limit.
@@ -48,23 +51,54 @@ struct Opened {
     start: Start,
 }
 
+/// What a master that is asked to exit does. If a user has deleted its pod, perhaps with all others,
+/// the job may have to be saved first; its platform finds out.
+#[derive(Default)]
+struct Departure {
+    asked: CancellationToken,
+    /// Set once it is known that a user has deleted the pod.
+    leaving: CancellationToken,
+    /// Whether there is a job to save.
+    is_serving: Cell<bool>,
+}
+
+impl Departure {
+    /// Waits until a master that was asked to exit must do so.
+    async fn overdue(&self, pod: &Pod, controller: &Controller) {
+        tokio::select! {
+            () = self.leaving.cancelled() => {}
+            () = self.asked.cancelled() => {
+                if !self.is_serving.get() || !controller.is_deleted(pod).await {
+                    return;
+                }
+                self.leaving.cancel();
+            }
+        }
+        controller.leave();
+        tokio::time::sleep(LEAVE_LIMIT).await;
+    }
+}
+
 /// Runs the master to its end.
 pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
     crate::stacks::log_panics();
     let controller = Controller::of_environment(&JobDir::new(&pod.job_dir));
     let runtime = processes::runtime(2)?;
     let exit = runtime.block_on(async {
-        let asked = CancellationToken::new();
-        let _signals = processes::cancel_on_signal(&asked)?;
+        let departure = Departure::default();
+        let _signals = processes::cancel_on_signal(&departure.asked)?;
         let exit = tokio::select! {
-            exit = Box::pin(start(pod, &controller)) => exit,
+            exit = Box::pin(start(pod, &controller, &departure)) => exit,
             // The next master finds its state on disk.
-            () = asked.cancelled() => Ok(Exit::Interrupted),
+            () = departure.overdue(pod, &controller) => Ok(Exit::Interrupted),
         };
         let how = exit.as_ref().map_or_else(of_error, |exit| *exit);
-        match how.job_end() {
-            Some(_) => controller.close(pod, how).await,
-            None => controller.check_deletion(pod).await,
+        let is_end = how.job_end().is_some();
+        if departure.leaving.is_cancelled() || !is_end && controller.is_deleted(pod).await {
+            // If the training job has ended, the next master tells its Job.
+            controller.left();
+        } else if is_end {
+            controller.close(pod, how).await;
         }
         exit
     });
@@ -73,8 +107,9 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
 }
 
 /// Runs the job, unless it had ended and this master was started only because the last one could not
-/// tell its Job.
-async fn start(pod: &Pod, controller: &Controller) -> anyhow::Result<Exit> {
+/// end its Kubernetes Job.
+async fn start(pod: &Pod, controller: &Controller, departure: &Departure) -> anyhow::Result<Exit> {
+    controller.wait_for_last().await;
     let opened = Opened::of(pod, controller)?;
     let job = opened.job.clone();
     let exit = match opened.end {
@@ -83,7 +118,7 @@ async fn start(pod: &Pod, controller: &Controller) -> anyhow::Result<Exit> {
         {
             Exit::of_state(end)
         }
-        Some(_) | None => serve(pod, opened).await?,
+        Some(_) | None => serve(pod, opened, departure).await?,
     };
     if exit.job_end().is_some() {
         write_termination_message(&job);
@@ -92,7 +127,7 @@ async fn start(pod: &Pod, controller: &Controller) -> anyhow::Result<Exit> {
 }
 
 /// Runs the master and the platform concurrently.
-async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
+async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Result<Exit> {
     let Opened { job, spec, is_undescribed, end, start } = opened;
     let spec = if is_undescribed { described(&job, spec).await? } else { Ok(spec) };
     let spec = match spec {
@@ -121,6 +156,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         env: env.map_err(|invalid| refuse(invalid.0))?,
         board: board.clone(),
         was_deleted: start == Start::Deletion,
+        leaving: departure.leaving.clone(),
     };
     let (port, Platform { orders, reports }) = edl_master::port();
     // Held to the end: a master stops its job when its platform is gone, but the platform also ends
@@ -130,8 +166,9 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     platform.spawn(platform::run(client, platform_config, orders, reports));
     let mut reporter = JoinSet::new();
     if let Some(board) = board.clone() {
-        reporter.spawn(report_progress(board, job.clone()));
+        reporter.spawn(report_progress(board, job.clone(), departure.leaving.clone()));
     }
+    departure.is_serving.set(true);
     let never = CancellationToken::new();
     let ended = tokio::select! {
         ended = edl_master::run(config, port, never) => ended,
@@ -145,6 +182,10 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         }
     };
     let exit = exit_of_master(ended);
+    if departure.leaving.is_cancelled() {
+        // Its pods are being deleted, and a stop because of that is not the end of an operator's job.
+        return Ok(exit);
+    }
     reporter.abort_all();
     if let (Some(board), Some(note)) = (&board, note(&job)) {
         board.report(&note).await;
@@ -157,11 +198,14 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Reports the job's progress to the operator whenever it has changed.
-async fn report_progress(board: Board, job: Job) {
+/// Reports the job's progress to the operator whenever it has changed, until the master leaves.
+async fn report_progress(board: Board, job: Job, leaving: CancellationToken) {
     let mut last = None;
     loop {
         let new = note(&job);
+        if leaving.is_cancelled() {
+            return;
+        }
         if let Some(new) = new.filter(|new| last.as_ref() != Some(new)) {
             board.report(&new).await;
             last = Some(new);
@@ -261,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_reason_the_end_is_kept() {
+    fn the_end_of_a_long_reason_is_kept() {
         assert_eq!(last_of("short"), "short");
         let long = format!("{}ImportError: no torch", "trace ".repeat(500));
         let kept = last_of(&long);

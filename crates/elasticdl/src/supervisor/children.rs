@@ -139,7 +139,7 @@ pub(super) struct Reaped {
     pub(super) instance: InstanceId,
     pub(super) pid: u32,
     pub(super) how: Ended,
-    /// It was told to exit.
+    /// It was asked to exit before it ended.
     pub(super) was_asked: bool,
 }
 
@@ -379,7 +379,7 @@ impl Children {
         }
     }
 
-    /// The next child that ends; waits for ever when there is none.
+    /// The next child that ends; waits forever when there is none.
     pub(super) async fn ended(&mut self) -> Reaped {
         match self.reapers.join_next().await {
             Some(Ok(mut reaped)) => {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_that_will_not_leave_is_ended_after_its_grace() {
+    async fn a_child_that_does_not_exit_is_killed_after_its_grace_period() {
         let (_root, mut children) = children("trap '' TERM; echo ready; while :; do read x; done");
         let pid = launch(&mut children);
         let now = Instant::now();
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(children.pid(WORKER), Some(pid));
         children.kill_overdue(now + Duration::from_secs(1));
         let how = children.ended().await.how;
-        // The signal to leave may have come before the trap was set.
+        // The signal may have come before the trap was set.
         assert!([Ended::Signal(9), Ended::Signal(15)].contains(&how), "{how:?}");
     }
 
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_that_the_kernel_killed_for_its_memory_is_told_from_one_that_a_user_killed() {
+    async fn a_child_killed_by_the_kernel_for_its_memory_differs_from_one_killed_by_a_user() {
         let (root, mut children) = children("read x");
         let counter = root.path().join("counter");
         let count = |n: u32| std::fs::write(&counter, format!("oom_kill {n}\n")).unwrap();

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A log that is larger is moved to `NAME.log.1`, over the one before.
+/// A larger log is moved to `NAME.log.1`, which replaces the previous one.
 pub(super) const MAX_LOG: u64 = 64 << 20;
 
 /// Moves the content of logs in `folder` that are larger than `max_bytes`. A log that cannot be moved
@@ -15,7 +15,7 @@ pub(super) fn limit(folder: &Path, max_bytes: u64) {
     let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "log")) {
         if fs::metadata(&path).is_ok_and(|log| log.len() > max_bytes) {
-            // The log is the place to complain to.
+            // The error cannot be logged, because the log is full.
             let _ = shift(&path);
         }
     }

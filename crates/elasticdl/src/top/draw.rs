@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_on_the_screen_that_a_watcher_asks_for() {
+    fn the_screen_shows_progress_processes_time_and_events() {
         let text = drawn(110, 40, 30);
         for word in [
             "demo",

@@ -74,7 +74,7 @@ fn outcome(exit: Exit) -> &'static str {
 }
 
 fn records(status: &JobStatus, exit: Exit) -> String {
-    // Nothing is counted any more after an evaluation's end.
+    // Nothing is counted after the end of an evaluation.
     let is_measured = status.job_type() == JobType::Evaluate && exit == Exit::Ok;
     let done = if is_measured { status.records_total } else { status.records_done };
     let mut text = grouped(done);

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::allreduce::weights;
 use crate::harness::{Home, Running, assert_exactly_once, shipped_as, stderr};
 
-/// Longer than any of these jobs: a process that is disconnected for so long is declared lost.
+/// Longer than any of these jobs: a process that is disconnected for this long is declared lost.
 const FOR_GOOD: &str = "--secs=600";
 
 fn notes(home: &Home, job: &str, kind: &str) -> Vec<String> {

@@ -8,7 +8,7 @@ use crate::harness::{
 };
 
 #[test]
-fn a_master_and_a_worker_started_by_hand_succeed() {
+fn a_manually_started_master_and_worker_succeed() {
     let home = Home::new();
     let training = format!("--training_data_dir={}", shipped("test"));
     let evaluation = format!("--evaluation_data_dir={}", shipped("test"));

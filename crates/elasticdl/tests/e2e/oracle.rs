@@ -10,7 +10,7 @@
 use crate::harness::{Home, N_RECORDS, counts};
 
 /// The settings that determine the order of a job's records.
-pub(crate) struct Plan {
+pub(crate) struct RecordPlan {
     version: u64,
     seed: u64,
     minibatch: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Plan {
     is_shuffled: bool,
 }
 
-impl Plan {
+impl RecordPlan {
     /// The plan of a job whose batches have `n_lanes` lanes.
     pub(crate) fn of(home: &Home, name: &str, n_lanes: usize) -> Self {
         let text = std::fs::read(home.job_dir(name).join("job.json")).expect("a job description");
@@ -142,7 +142,7 @@ pub(crate) enum Step {
 }
 
 /// The parts of each step of an epoch, with their records.
-fn steps(plan: &Plan, epoch: u64, step: Step) -> Vec<Vec<Vec<u64>>> {
+fn steps(plan: &RecordPlan, epoch: u64, step: Step) -> Vec<Vec<Vec<u64>>> {
     let batches = plan.batches(epoch);
     match step {
         Step::Round(n) => batches.chunks(n).map(<[Vec<u64>]>::to_vec).collect(),
@@ -165,7 +165,7 @@ fn lanes(batch: &[u64], n_lanes: usize) -> Vec<Vec<u64>> {
 }
 
 /// The expected weight of each record, and their total.
-fn expected(plan: &Plan, epochs: u32, step: Step) -> (Vec<f64>, f64) {
+fn expected(plan: &RecordPlan, epochs: u32, step: Step) -> (Vec<f64>, f64) {
     let n_records = usize::try_from(N_RECORDS).expect("a small set");
     if let Step::Round(1) = step {
         return (vec![f64::from(epochs); n_records], f64::from(epochs) * n_records as f64);
@@ -185,7 +185,8 @@ fn expected(plan: &Plan, epochs: u32, step: Step) -> (Vec<f64>, f64) {
 /// Asserts that the exported model counts every record once per epoch.
 pub(crate) fn assert_counted(home: &Home, name: &str, epochs: u32, step: Step) {
     let n_lanes = if let Step::Lanes(n) = step { n } else { 1 };
-    let (expected_rows, expected_total) = expected(&Plan::of(home, name, n_lanes), epochs, step);
+    let (expected_rows, expected_total) =
+        expected(&RecordPlan::of(home, name, n_lanes), epochs, step);
     let (rows, totals) = counts(&home.job_dir(name).join("output"));
     assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");
     let is_wrong = |(id, n): &&(i64, f32)| {
@@ -202,7 +203,7 @@ pub(crate) fn assert_counted(home: &Home, name: &str, epochs: u32, step: Step) {
 #[test]
 fn the_oracle_lists_every_record_once_per_epoch() {
     for (version, epoch) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
-        let plan = Plan { version, seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
+        let plan = RecordPlan { version, seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
         let mut all = plan.batches(epoch).concat();
         assert_ne!(all[..4], [0, 1, 2, 3]);
         all.sort_unstable();

@@ -70,7 +70,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, is_held: Arc<AtomicBool>) {
     });
 }
 
-/// A worker started by hand; it ends with the test.
+/// A worker that was started manually; it ends with the test.
 struct Worker(Child);
 
 impl Drop for Worker {

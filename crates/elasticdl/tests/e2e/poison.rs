@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::harness::{Home, shipped, shipped_as};
-use crate::oracle::Plan;
+use crate::oracle::RecordPlan;
 
 /// Not the first record of its batch, and not in the first batch of a task.
 const POISON: u64 = 777;
@@ -63,7 +63,7 @@ fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
     // Eight records: a reason lists at most eight.
     let args = ["--model_def=count", &params, &data, "--minibatch_size=8"];
     let status = fail(&home, "crashed", &args);
-    let batches = Plan::of(&home, "crashed", 1).batches(0);
+    let batches = RecordPlan::of(&home, "crashed", 1).batches(0);
     let index = batches.iter().position(|batch| batch.contains(&POISON)).expect("its batch");
     let found = reason(&status);
     assert!(found.starts_with(&format!("batch 0/{index} (records ")), "not 0/{index}: {found}");
@@ -78,7 +78,7 @@ fn expect_crash_is_named(name: &str, n_lanes: usize, args: &[&str]) {
     let common = ["--model_def=count", &params, "--training_data=range:2000", "--minibatch_size=8"];
     let status = fail(&home, name, &[&common, args].concat());
     let found = reason(&status);
-    let batches = Plan::of(&home, name, n_lanes).batches(0);
+    let batches = RecordPlan::of(&home, name, n_lanes).batches(0);
     let index = batches.iter().position(|batch| batch.contains(&POISON)).expect("its batch");
     let named = format!("batch 0/{index} (records ");
     assert!(found.starts_with(&named) && found.contains("signal 6"), "not 0/{index}: {found}");

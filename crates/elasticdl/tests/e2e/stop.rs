@@ -130,7 +130,7 @@ fn a_worker_that_is_asked_to_exit_wastes_nothing() {
 }
 
 #[test]
-fn a_batch_that_takes_longer_than_a_stop_is_trained_again_and_the_user_is_told() {
+fn a_batch_that_takes_longer_than_a_stop_is_trained_again_and_reported() {
     let home = Home::new();
     let slow = ["--model_def=count", "--model_params=sleep_ms=3000", "--num_ps_pods=1"];
     let mut job = start(&home, "slow", &slow);

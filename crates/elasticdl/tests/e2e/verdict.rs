@@ -278,7 +278,7 @@ fn mistake(fault: &Fault, answer: &Option<(Value, String)>) -> Option<String> {
 
 /// The confusion matrix as in the documentation: rows are expected advice, columns actual advice.
 fn table(matrix: &BTreeMap<(&str, String), u32>) -> String {
-    let mut text = format!("| expected \\ said | `{}` |\n|---|", ADVICE.join("` | `"));
+    let mut text = format!("| expected \\ actual | `{}` |\n|---|", ADVICE.join("` | `"));
     text += &"---|".repeat(ADVICE.len());
     for expected in ADVICE {
         let counts = ADVICE.map(|answer| {

@@ -26,7 +26,7 @@ import (
 
 const registerTimeout = 10 * time.Second
 
-// plugin lends devices that are always healthy.
+// plugin provides devices that are always healthy.
 type plugin struct {
 	api.UnimplementedDevicePluginServer
 	devices []*api.Device
@@ -48,8 +48,8 @@ func (p plugin) Allocate(_ context.Context, asked *api.AllocateRequest) (*api.Al
 	answer := &api.AllocateResponse{}
 	for _, container := range asked.ContainerRequests {
 		names := strings.Join(container.DevicesIds, ",")
-		lent := &api.ContainerAllocateResponse{Envs: map[string]string{"ACCELERATORS": names}}
-		answer.ContainerResponses = append(answer.ContainerResponses, lent)
+		allocated := &api.ContainerAllocateResponse{Envs: map[string]string{"ACCELERATORS": names}}
+		answer.ContainerResponses = append(answer.ContainerResponses, allocated)
 	}
 	return answer, nil
 }
@@ -81,7 +81,7 @@ func main() {
 	check(<-served)
 }
 
-// register tells the kubelet where the plugin listens.
+// register announces the plugin's address to the kubelet.
 func register(kubelet, socket, resource string) error {
 	insecurely := grpc.WithTransportCredentials(insecure.NewCredentials())
 	connection, err := grpc.NewClient("unix://"+kubelet, insecurely)

@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// hold reaps every orphan of its namespace until it is told to end.
+// hold reaps every orphan of its namespace until it is asked to exit.
 func hold() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
@@ -57,7 +57,7 @@ func hold() {
 	}
 }
 
-// serve tells its host name to whoever asks, and says when it is told to leave.
+// serve answers requests with its host name, and prints when it is asked to exit.
 func serve(address string) {
 	name, err := os.Hostname()
 	check(err)

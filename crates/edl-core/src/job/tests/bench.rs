@@ -511,7 +511,7 @@ impl Bench {
         self.hello(instance).into_iter().for_each(|event| self.handle(event));
     }
 
-    /// Everybody connects to a new master, servers first.
+    /// All processes connect to a new master, servers first.
     pub(super) fn connect_all(&mut self) {
         let servers: Vec<u32> = self.servers.keys().copied().collect();
         servers.into_iter().for_each(|id| self.connect(ps(id)));
@@ -534,7 +534,7 @@ impl Bench {
         self.kill(instance, how).into_iter().for_each(|event| self.handle(event));
     }
 
-    /// Lets time pass. Everybody who is there gives signs of life, but for `silent`.
+    /// Lets time pass. All processes send signs of life, except for `silent`.
     pub(super) fn pass(&mut self, time: Duration, silent: Option<InstanceId>) {
         let step = Duration::from_millis(100);
         let end = self.now + time;
@@ -640,7 +640,7 @@ impl Bench {
         self.handle(batch_done(worker, batch, generation, 0.5));
     }
 
-    /// Everybody works until the job is over or `until` says stop.
+    /// All processes work until the job is over or `until` is true.
     pub(super) fn run_until(&mut self, until: impl Fn(&Self) -> bool) {
         for _ in 0..3000 {
             if self.ended.is_some() || until(self) {

@@ -73,7 +73,7 @@ fn a_server_lost_after_a_checkpoint_takes_training_back_to_it() {
 }
 
 #[test]
-fn a_report_about_parameters_that_are_no_more_counts_for_nothing() {
+fn a_report_about_lost_parameters_does_not_count() {
     let mut bench = Bench::started(config(train(1), 0));
     let old = bench.job.servers().generation();
     bench.kill_now(ps(1), Ended::Signal(9));
@@ -83,7 +83,7 @@ fn a_report_about_parameters_that_are_no_more_counts_for_nothing() {
 }
 
 #[test]
-fn a_bad_checkpoint_gives_way_to_the_one_before_it() {
+fn a_bad_checkpoint_is_replaced_by_the_previous_one() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
     bench.run_to(9);
     let newest = bench.disk.checkpoints.last().unwrap().folder.clone();
@@ -107,7 +107,7 @@ fn a_job_without_a_readable_checkpoint_fails_by_name() {
 }
 
 #[test]
-fn first_values_that_cannot_be_read_fail_the_job_by_name() {
+fn initial_values_that_cannot_be_read_fail_the_job_by_name() {
     let spec = JobSpec { checkpoint_dir_for_init: "elsewhere".into(), ..train(1) };
     let mut bench = Bench::new(config(spec, 0), Durable::default());
     bench.unreadable.insert("elsewhere".into());
@@ -116,7 +116,7 @@ fn first_values_that_cannot_be_read_fail_the_job_by_name() {
 }
 
 #[test]
-fn a_full_disk_keeps_the_checkpoint_before_and_training_goes_on() {
+fn on_a_full_disk_the_previous_checkpoint_is_kept_and_training_continues() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
     bench.run_to(5);
     let before = bench.disk.checkpoints.clone();
@@ -174,7 +174,7 @@ fn a_result_that_can_never_be_written_fails_the_job() {
 }
 
 #[test]
-fn a_result_of_which_nothing_is_written_any_more_fails_the_job() {
+fn a_result_that_stops_being_written_fails_the_job() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.holds_exports = true;
     bench.run_until(|bench| !bench.held_back.is_empty());
@@ -310,7 +310,7 @@ fn a_stuck_worker_without_a_replacement_is_not_assigned_the_same_work_at_once() 
     let mut config = config(JobSpec { task_timeout_secs: 30, num_workers: 0, ..train(1) }, 0);
     config.spec.max_batch_failures = 2;
     let mut bench = Bench::started(config);
-    // Workers that somebody started by hand.
+    // Workers that were started manually.
     for id in [7, 8] {
         bench.launch(worker(id)).into_iter().skip(1).for_each(|event| bench.handle(event));
     }
@@ -361,7 +361,7 @@ fn a_worker_that_computes_keeps_its_leases_and_one_that_does_not_loses_them() {
 fn a_worker_without_progress_is_shown_with_what_it_does() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.pass(Duration::from_secs(5), None);
-    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None, "that is no news yet");
+    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None, "this is not reported yet");
     bench.pass(Duration::from_secs(8), None);
     let stalled = bench.job.stalled(WorkerId(0), bench.now).unwrap();
     assert!(stalled.starts_with("training for 13 s without progress: batch 0/0 ("), "{stalled}");
@@ -466,7 +466,7 @@ fn no_process_counts_as_silent_while_the_master_itself_was_stopped() {
 }
 
 #[test]
-fn a_process_that_calls_before_the_platform_tells_of_it_is_not_waited_for() {
+fn a_process_that_connects_before_the_platform_reports_it_is_not_waited_for() {
     let mut bench = Bench::new(config(train(1), 0), Durable::default());
     bench.holds_launches = true;
     bench.handle(Event::Platform(Report::Running(Vec::new())));
@@ -482,7 +482,7 @@ fn a_process_that_calls_before_the_platform_tells_of_it_is_not_waited_for() {
 }
 
 #[test]
-fn a_process_that_starts_but_never_calls_is_replaced() {
+fn a_process_that_starts_but_never_connects_is_replaced() {
     let mut bench = Bench::new(config(train(1), 0), Durable::default());
     bench.holds_launches = true;
     bench.handle(Event::Platform(Report::Running(Vec::new())));
@@ -542,7 +542,7 @@ fn a_server_whose_stream_breaks_is_ordered_again_to_serve_and_to_write() {
     bench.expect_trained(1);
 }
 
-/// A job whose first checkpoint is written but for its manifest when a server dies.
+/// A job whose first checkpoint lacks only its manifest when a server dies.
 fn dies_before_the_manifest() -> (Bench, CheckpointId) {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
     bench.holds_commits = true;
@@ -585,7 +585,7 @@ fn a_manifest_that_cannot_be_written_does_not_keep_servers_from_loading() {
 fn a_server_that_comes_back_as_another_process_has_lost_its_memory() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
     bench.run_to(5);
-    // It calls before the platform tells that the one before it has ended.
+    // It connects before the platform reports that its predecessor has ended.
     bench.servers.remove(&1);
     bench.launch(ps(1)).into_iter().skip(1).for_each(|event| bench.handle(event));
     assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (2, 4));

@@ -57,7 +57,7 @@ fn evaluations_are_of_exact_versions_by_steps_and_after_each_epoch() {
 }
 
 #[test]
-fn the_best_model_is_kept_in_a_checkpoint_of_its_own() {
+fn the_best_model_is_kept_in_its_own_checkpoint() {
     let spec = JobSpec { num_epochs: 4, keep_checkpoint_max: 1, ..spec() };
     let mut bench = Bench::started(config(spec, 4));
     bench.losses = vec![0.9, 0.5, 0.7, 0.8];
@@ -177,6 +177,33 @@ fn a_predict_job_predicts_each_shard_and_ends() {
     assert_eq!(bench.job.progress(), (10, Some(10)));
 }
 
+/// The next shard of a worker has no room on its disk.
+fn fill_disk(bench: &mut Bench, worker: u32) {
+    let (lease, task) = bench.next_work(worker).expect("a shard");
+    let Task::Shard(Shard { number: index, .. }) = task else { panic!("{task:?}") };
+    let incarnation = Incarnation(bench.workers[&worker].incarnation);
+    let report = Report::DiskFull { lease, index, error: "no space".into() };
+    bench.handle(Event::FromWorker { worker: WorkerId(worker), incarnation, report });
+}
+
+#[test]
+fn one_full_disk_of_several_is_reported_once() {
+    let spec = JobSpec { job_type: JobType::Predict, num_workers: 2, ..spec() };
+    let mut config = config(spec, 0);
+    (config.n_records, config.n_prediction_records) = (0, 40);
+    let mut bench = Bench::started(config);
+    for _ in 0..4 {
+        fill_disk(&mut bench, 0);
+        bench.step(1);
+        assert!(bench.job.trouble().is_some(), "worker 0 has no room");
+        bench.pass(Duration::from_secs(1), None);
+    }
+    let is_said = |kind| kind == EventKind::CheckpointFailed;
+    assert_eq!(bench.notes.iter().filter(|note| is_said(note.kind)).count(), 1);
+    bench.run();
+    assert_eq!((bench.ended.clone(), bench.job.trouble()), (Some(End::Succeeded), None));
+}
+
 #[test]
 fn a_predict_job_whose_output_has_no_room_says_so_and_tries_again() {
     let spec = JobSpec { job_type: JobType::Predict, num_workers: 1, ..spec() };
@@ -185,11 +212,7 @@ fn a_predict_job_whose_output_has_no_room_says_so_and_tries_again() {
     (config.n_records, config.n_prediction_records) = (0, 4);
     let mut bench = Bench::started(config);
     for _ in 0..n_tries {
-        let (lease, task) = bench.next_work(0).expect("a shard");
-        let Task::Shard(Shard { number: index, .. }) = task else { panic!("{task:?}") };
-        let incarnation = Incarnation(bench.workers[&0].incarnation);
-        let report = Report::DiskFull { lease, index, error: "no space".into() };
-        bench.handle(Event::FromWorker { worker: WorkerId(0), incarnation, report });
+        fill_disk(&mut bench, 0);
         assert_eq!(bench.next_work(0), None, "it pauses");
         let trouble = bench.job.trouble().expect("a reason");
         assert_eq!(trouble, "cannot write the result: no space; retrying");
@@ -201,7 +224,7 @@ fn a_predict_job_whose_output_has_no_room_says_so_and_tries_again() {
 }
 
 #[test]
-fn a_result_of_another_evaluation_or_of_another_form_counts_for_nothing() {
+fn a_result_of_another_evaluation_or_form_does_not_count() {
     let mut bench = Bench::started(config(JobSpec { num_epochs: 1, ..spec() }, 8));
     bench.run_until(|bench| bench.job.state() == JobState::Evaluating);
     for (eval, metrics) in [(EvalId(1), vec![crate::metric::Metric::loss()]), (EvalId(0), vec![])] {

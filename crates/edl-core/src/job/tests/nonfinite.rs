@@ -106,7 +106,7 @@ fn a_job_whose_parameters_are_not_finite_fails_instead_of_skipping_everything() 
 }
 
 #[test]
-fn a_loss_that_explodes_is_said_once_with_the_learning_rate() {
+fn a_loss_that_explodes_is_reported_once_with_the_learning_rate() {
     let mut bench = job(OnNonfinite::Stop);
     bench.run_to(2);
     for (index, loss) in [(4, 7e5), (5, 7e7)] {

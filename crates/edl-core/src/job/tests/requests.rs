@@ -90,9 +90,9 @@ fn a_job_whose_processes_were_all_deleted_is_stopped_and_can_be_resumed() {
         next
     };
     let mut deleted = next(&bench);
-    deleted.handle(Event::Platform(Report::AllDeleted));
+    deleted.handle(Event::Platform(Report::AllDeleted { within_ms: 0 }));
     assert!(matches!(deleted.ended, Some(End::Stopped(_))), "{:?}", deleted.ended);
-    assert!(deleted.orders.is_empty(), "nothing is started, and nothing is there to be stopped");
+    assert!(deleted.orders.is_empty(), "nothing is started, and there is nothing to stop");
     let mut resumed = next(&deleted);
     resumed.handle(Event::Platform(Report::Running(Vec::new())));
     assert_eq!(resumed.job.ledger().n_done(), 8);
@@ -140,7 +140,7 @@ fn a_stop_waits_for_its_checkpoint_no_longer_than_it_must() {
     assert_eq!(why, "enough; no time to save a checkpoint after step 0", "its time is over");
     let mut bench = started();
     bench.handle(stop(false));
-    assert_eq!(bench.ended, stopped(), "somebody has no more patience");
+    assert_eq!(bench.ended, stopped(), "the user does not want to wait any longer");
     let mut bench = started();
     bench.kill_now(ps(0), Ended::Signal(9));
     assert_eq!(bench.ended, stopped(), "there is nothing left to save");

@@ -17,7 +17,7 @@ fn train(n_epochs: u32) -> JobSpec {
 }
 
 #[test]
-fn a_new_master_goes_on_with_what_the_servers_hold_and_loads_nothing() {
+fn a_new_master_continues_with_what_the_servers_hold_and_loads_nothing() {
     let mut bench = Bench::started(config(train(2), 0));
     bench.run_to(7);
     bench.restart_master();
@@ -37,7 +37,7 @@ fn a_new_master_starts_no_process_that_runs_already() {
     bench.connect_all();
     assert_eq!(bench.orders.len(), n_orders);
     bench.kill_now(worker(0), Ended::Signal(9));
-    assert!(bench.workers.contains_key(&2), "its numbers go on");
+    assert!(bench.workers.contains_key(&2), "numbering continues");
 }
 
 #[test]
@@ -74,18 +74,18 @@ fn work_that_a_worker_holds_of_an_earlier_generation_is_not_assigned_to_it() {
 }
 
 #[test]
-fn a_batch_reported_before_all_servers_have_called_is_not_forgotten() {
+fn a_batch_reported_before_all_servers_have_connected_is_not_forgotten() {
     let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
     bench.run_to(2);
     bench.restart_master();
-    // The first server tells its set, then a batch is applied everywhere and reported.
+    // The first server announces its set, then a batch is applied everywhere and reported.
     bench.connect(ps(0));
     bench.connect(worker(0));
     let batch = BatchId { epoch: 0, index: 2 };
     bench.push_everywhere(batch);
     bench.report(0, batch);
     bench.connect(ps(1));
-    assert!(bench.job.ledger().is_done(batch), "nobody will report it again");
+    assert!(bench.job.ledger().is_done(batch), "no worker will report it again");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_server_that_ended_with_the_master_makes_the_new_one_restore() {
 }
 
 #[test]
-fn a_server_that_never_calls_a_new_master_is_replaced() {
+fn a_server_that_never_connects_to_a_new_master_is_replaced() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
     bench.run_to(5);
     let frozen = bench.servers[&1].pid;
@@ -115,7 +115,7 @@ fn a_server_that_never_calls_a_new_master_is_replaced() {
 }
 
 #[test]
-fn the_master_dies_between_deciding_a_generation_and_telling_it() {
+fn the_master_dies_between_deciding_a_generation_and_announcing_it() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
     bench.run_to(5);
     // Everything up to each effect of the list is performed, then the master is gone.
@@ -130,8 +130,8 @@ fn the_master_dies_between_deciding_a_generation_and_telling_it() {
         }
         assert!(bench.disk.generation >= old);
         bench.restart_master();
-        let told = bench.servers.values().map(|server| server.machine.generation()).max();
-        assert!(told <= Some(bench.disk.generation), "nobody knows more than the disk");
+        let announced = bench.servers.values().map(|server| server.machine.generation()).max();
+        assert!(announced <= Some(bench.disk.generation), "no server knows more than the disk");
         bench.connect_all();
         let serves = |bench: &Bench| {
             let generation = bench.job.servers().generation();
@@ -187,11 +187,7 @@ fn a_lost_evaluation_is_made_again_and_a_kept_one_is_not() {
     assert_eq!(bench.evaluated.len(), 2);
     bench.kill_now(ps(0), Ended::Signal(9));
     assert_eq!(bench.job.ledger().n_done(), 4);
-    assert_eq!(
-        bench.disk.evaluations.len(),
-        1,
-        "the one of version 8 is of a model that is no more"
-    );
+    assert_eq!(bench.disk.evaluations.len(), 1, "the one of version 8 is of a discarded model");
     bench.restart_master();
     bench.connect_all();
     bench.run();
@@ -202,7 +198,7 @@ fn a_lost_evaluation_is_made_again_and_a_kept_one_is_not() {
 }
 
 #[test]
-fn the_best_model_is_kept_though_the_master_died_before_it_was_written() {
+fn the_best_model_is_kept_although_the_master_died_before_it_was_written() {
     let mut bench = Bench::started(config(train(3), 4));
     bench.losses = vec![0.5, 0.6, 0.7];
     bench.holds_checkpoints = true;

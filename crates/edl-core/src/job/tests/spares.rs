@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::bench::{Bench, config, spec, worker};
 use super::members::{self, Members};
 use crate::activity::WaitingFor;
-use crate::id::WorkerId;
+use crate::id::{Incarnation, WorkerId, WorldId};
 use crate::job::{Effect, Event, EventKind, Job, MemberReport};
 use crate::platform::{Ended, InstanceId, InstanceState, Order, Report};
 use crate::spec::{JobSpec, JobType};
@@ -177,29 +177,52 @@ fn a_scaled_world_takes_its_spares_in_and_keeps_as_many() {
     assert!(states(&members.job).starts_with("working working spare"));
 }
 
-#[test]
-fn a_member_that_does_not_answer_is_a_spare_when_it_returns() {
-    let mut members = in_steps(1, 3);
-    for step in 1..=8 {
-        let world = members.world();
+/// Workers 0 and 1 train the steps up to `last`.
+fn train(members: &mut Members, world: WorldId, last: u64) {
+    for step in members.job.ledger().n_done() + 1..=last {
         for id in [0, 1] {
             members.report(id, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
         }
         members.pass(BEAT, &[WaitingFor::Nothing; 3]);
     }
-    let since = members.now;
-    while members.members() == [0, 1] {
+}
+
+/// Only these workers are heard, until the master forms a world without the others.
+fn freeze_all_but(members: &mut Members, heard: [u32; 2]) {
+    let (since, world) = (members.now, members.world());
+    while members.world() == world {
         assert!(members.now.since(since) < Duration::from_secs(3));
-        // Only worker 0 and the spare are heard.
         members.now = members.now + BEAT;
-        for id in [0, 2] {
-            let (worker, incarnation) = (WorkerId(id), crate::id::Incarnation(id.into()));
+        for id in heard {
+            let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
             let (waiting_for, progress) = (WaitingFor::Members, 0);
             let report = crate::worker::Report::Heartbeat { waiting_for, progress };
             members.handle(Event::FromWorker { worker, incarnation, report });
         }
         members.handle(Event::Tick);
     }
+}
+
+#[test]
+fn the_others_do_not_wait_for_a_worker_that_freezes_while_it_joins() {
+    let mut members = in_steps(1, 3);
+    let world = members.world();
+    train(&mut members, world, 4);
+    members.handle(Event::Scale { workers: 3 });
+    let until = members.job.worlds().map_or(0, |worlds| worlds.until());
+    train(&mut members, world, until);
+    assert_eq!(members.members(), [0, 1, 2], "they wait for worker 2 to enter");
+    freeze_all_but(&mut members, [0, 1]);
+    assert_eq!(members.members(), [0, 1]);
+    assert_eq!(members.notes(EventKind::Stuck).len(), 1);
+}
+
+#[test]
+fn a_member_that_does_not_answer_is_a_spare_when_it_returns() {
+    let mut members = in_steps(1, 3);
+    let world = members.world();
+    train(&mut members, world, 8);
+    freeze_all_but(&mut members, [0, 2]);
     assert_eq!(members.members(), [0, 2]);
     form(&mut members, 8);
     members.pass(BEAT * 5, &[WaitingFor::Nothing; 3]);

@@ -65,6 +65,17 @@ fn the_batch_that_is_computed_is_saved_and_the_rest_is_returned() {
 }
 
 #[test]
+fn a_job_whose_processes_are_all_being_deleted_is_saved_before_they_exit() {
+    let (mut bench, batch) = busy(spec());
+    let within_ms = u64::try_from(WITHIN.as_millis()).unwrap();
+    bench.handle(Event::Platform(Report::AllDeleted { within_ms }));
+    bench.step(0);
+    assert_eq!(reason(&bench), Some("all pods of the job were deleted"));
+    assert!(bench.job.ledger().is_done(batch));
+    assert_eq!(n_saved(&bench), 5);
+}
+
+#[test]
 fn a_batch_that_takes_too_long_is_trained_again_and_the_reason_says_so() {
     let (mut bench, _) = busy(spec());
     bench.handle(stop());

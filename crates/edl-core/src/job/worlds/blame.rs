@@ -12,8 +12,8 @@ use crate::spec::SameBits;
 use crate::time::Time;
 
 impl Job {
-    /// A member lost another one, which may be dead, stopped or cut off. The rest continues without
-    /// it; if it is alive, it can come back.
+    /// A member lost another one, which may be dead, stopped or disconnected. The rest continues
+    /// without it; if it is alive, it can come back.
     pub(super) fn peer_lost(
         &mut self,
         worker: WorkerId,

@@ -12,7 +12,7 @@ use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 use crate::world::{Candidate, Member};
 
-/// Workers that start together connect together: the first one waits so long for the others.
+/// Workers that start together connect together: the first one waits this long for the others.
 pub(in crate::job) const GATHERING: Duration = Duration::from_secs(1);
 
 impl Job {
@@ -46,7 +46,7 @@ impl Job {
     }
 
     /// Whether a worker may still bring the state, or a checkpoint of it is being committed. The
-    /// wait is never longer than the heartbeat timeout, counted from when others are there.
+    /// wait is never longer than the heartbeat timeout, counted from when others have connected.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
         let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
         if self.stages.has_started() && kept >= self.ledger().n_done() {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The shell's numbers, and what it was told.
+/// The shell's numbers, and what it was ordered to do.
 struct Shell {
     member: Member,
     now: Time,
@@ -146,6 +146,7 @@ impl Shell {
                 | MemberReport::PeerLost { .. }
                 | MemberReport::StepFailed { .. }
                 | MemberReport::NonFinite { .. }
+                | MemberReport::Quit { .. }
                 | MemberReport::StepMismatch { .. }
                 | MemberReport::NotLoaded { .. },
             )
@@ -244,6 +245,8 @@ impl Shell {
                     2 => Failure::Servers("refused".into()),
                     3 => Failure::OtherStep("ahead".into()),
                     4 => Failure::NonFinite("nan".into()),
+                    // Only user code can leave its loop.
+                    5 if matches!(activity, Activity::Train { .. }) && b % 4 == 1 => Failure::Quit,
                     _ => Failure::Failed("no".into()),
                 })
             }
@@ -424,7 +427,7 @@ fn random_events_meet_everything() {
     let others = ["HangUp", "Waste", "Cancel"];
     let forming = ["Farewell", "Load", "Enter", "Exchange", "Transfer", "Connect"];
     let training = ["Train", "Skip", "Settle", "Reduce", "Apply", "Pass", "Hash", "Evaluate"];
-    let news = ["Formed", "Stepped", "PeerLost", "StepFailed", "NonFinite"];
+    let news = ["Formed", "Stepped", "PeerLost", "StepFailed", "NonFinite", "Quit"];
     let others_news = ["StepMismatch", "NotLoaded"];
     let reports = ["EvalDone", "Failed", "CheckpointDone", "CheckpointFailed"];
     let all = [&effects[..], &others, &forming, &training, &news, &others_news, &reports].concat();

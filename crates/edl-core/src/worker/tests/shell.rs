@@ -71,12 +71,12 @@ struct Shell {
     shards: BTreeSet<LeaseId>,
     connecting: Option<u64>,
     connection: Option<u64>,
-    reads: Vec<Item>,
-    records: BTreeSet<Item>,
-    pull: Option<(u64, Item)>,
+    reads: Vec<WorkItem>,
+    records: BTreeSet<WorkItem>,
+    pull: Option<(u64, WorkItem)>,
     /// With the generation of its parameters.
-    pulled: Option<(Item, u64)>,
-    compute: Option<(Item, u64)>,
+    pulled: Option<(WorkItem, u64)>,
+    compute: Option<(WorkItem, u64)>,
     /// The last batch computed, with the generation of its parameters.
     gradient: Option<(BatchId, u64)>,
     /// Sent on the connection and not acknowledged.
@@ -132,7 +132,7 @@ impl Shell {
             Effect::Pull { connection, item, wants } => {
                 assert!(self.records.contains(&item), "{item:?} is pulled but not read");
                 assert_eq!(self.connection, Some(connection));
-                assert_eq!(wants.will_push, matches!(item, Item::Batch(_)));
+                assert_eq!(wants.will_push, matches!(item, WorkItem::Batch(_)));
                 assert!(self.pull.is_none(), "one pull at a time");
                 self.pull = Some((connection, item));
             }
@@ -329,11 +329,11 @@ impl Shell {
     fn compute(&mut self) {
         let Some((item, generation)) = self.compute.take() else { return };
         let result = match item {
-            Item::Batch(batch) => {
+            WorkItem::Batch(batch) => {
                 self.gradient = Some((batch, generation));
                 Computed::Batch { loss: 0.5 }
             }
-            Item::Piece { lease, piece } => {
+            WorkItem::Piece { lease, piece } => {
                 if let Some(n_done) = self.pieces.get_mut(&lease) {
                     assert_eq!(*n_done, piece, "each piece is added once, in order");
                     *n_done += 1;

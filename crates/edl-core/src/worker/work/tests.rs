@@ -16,13 +16,13 @@ fn assign(work: &mut Work, lease: u64, indices: Range<u32>) {
     work.assign_batches(LeaseId(lease), 0, indices, &[]);
 }
 
-/// A shard of so many pieces of ten records.
+/// A shard of this many pieces of ten records.
 fn shard(n_pieces: u64) -> Shard {
     let pass = Pass::Evaluate { eval: EvalId(1), version: 0 };
     Shard { number: 3, records: 5..5 + 10 * n_pieces, pass }
 }
 
-fn upcoming(work: &Work) -> Vec<Item> {
+fn upcoming(work: &Work) -> Vec<WorkItem> {
     work.upcoming().collect()
 }
 
@@ -31,7 +31,7 @@ fn batches_are_trained_in_order_for_any_order_of_the_leases() {
     let mut work = Work::default();
     assign(&mut work, 1, 4..6);
     assign(&mut work, 2, 0..2);
-    let order: Vec<Item> = [0, 1, 4, 5].map(|index| Item::Batch(batch(index))).into();
+    let order: Vec<WorkItem> = [0, 1, 4, 5].map(|index| WorkItem::Batch(batch(index))).into();
     assert_eq!(upcoming(&work), order);
 }
 
@@ -40,11 +40,11 @@ fn an_evaluation_comes_before_training() {
     let mut work = Work::default();
     assign(&mut work, 1, 0..1);
     work.assign_shard(LeaseId(2), shard(2), 10);
-    let piece = |piece| Item::Piece { lease: LeaseId(2), piece };
-    assert_eq!(upcoming(&work), [piece(0), piece(1), Item::Batch(batch(0))]);
+    let piece = |piece| WorkItem::Piece { lease: LeaseId(2), piece };
+    assert_eq!(upcoming(&work), [piece(0), piece(1), WorkItem::Batch(batch(0))]);
     assert!(!work.piece_done(LeaseId(2)));
     assert!(work.piece_done(LeaseId(2)));
-    assert_eq!(upcoming(&work), [Item::Batch(batch(0))]);
+    assert_eq!(upcoming(&work), [WorkItem::Batch(batch(0))]);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_lease_number_that_comes_again_replaces_the_old_one() {
     assign(&mut work, 1, 0..3);
     work.pushed(batch(2), LOSS);
     assign(&mut work, 1, 2..4);
-    assert_eq!(upcoming(&work), [Item::Batch(batch(3))]);
+    assert_eq!(upcoming(&work), [WorkItem::Batch(batch(3))]);
     assert_eq!(work.acknowledged(batch(2)), Some(LOSS));
 }
 
@@ -164,7 +164,7 @@ proptest! {
                 }
                 Step::Push(index) => {
                     let expected = naive.find(index).is_some_and(|held| !held.2);
-                    prop_assert_eq!(work.is_open(Item::Batch(batch(index))), expected);
+                    prop_assert_eq!(work.is_open(WorkItem::Batch(batch(index))), expected);
                     prop_assert_eq!(work.pushed(batch(index), LOSS), expected);
                     if let Some(held) = naive.find(index) {
                         held.2 = true;
@@ -172,7 +172,7 @@ proptest! {
                 }
                 Step::Acknowledge(index) => {
                     let lease = naive.find(index).filter(|held| held.2).map(|held| held.1);
-                    let held = work.lease_of(Item::Batch(batch(index)));
+                    let held = work.lease_of(WorkItem::Batch(batch(index)));
                     let done = work.acknowledged(batch(index));
                     prop_assert_eq!(held.filter(|_| done.is_some()).map(|held| held.0), lease);
                     naive.0.retain(|held| held.0 != index || !held.2);
@@ -187,7 +187,7 @@ proptest! {
                 }
             }
             naive.0.sort_unstable();
-            let open = naive.0.iter().filter(|held| !held.2).map(|held| Item::Batch(batch(held.0)));
+            let open = naive.0.iter().filter(|held| !held.2).map(|held| WorkItem::Batch(batch(held.0)));
             prop_assert_eq!(upcoming(&work), open.collect::<Vec<_>>());
             prop_assert_eq!(work.n_pushed(), naive.0.iter().filter(|held| held.2).count());
             let held = work.announce(Generation(1));

@@ -32,7 +32,7 @@ fn listed(now: Instant) -> Roster {
 }
 
 #[test]
-fn a_new_master_adopts_what_is_there_and_hears_what_waits() {
+fn a_new_master_adopts_existing_pods_and_learns_which_wait() {
     let (mut roster, now) = (Roster::default(), Instant::now());
     let one = InstanceId { role: Role::Worker, id: 1 };
     roster.list_begins();
@@ -87,7 +87,7 @@ fn a_preempted_pod_is_reported_at_its_notice_and_at_its_end() {
     let (pid, how) = (pid_of("a"), Ended::Preempted);
     let reported = roster.seen(pod(W0, "a", facts.clone()), now);
     assert_eq!(reported, [Report::Leaving { instance: W0, pid, how }]);
-    assert!(roster.seen(pod(W0, "a", facts.clone()), now).is_empty(), "that is no news");
+    assert!(roster.seen(pod(W0, "a", facts.clone()), now).is_empty(), "nothing has changed");
     let gone = PodFacts { is_gone: true, ..facts };
     assert_eq!(roster.gone(pod(W0, "a", gone)), [Report::Ended { instance: W0, pid, how }]);
 }
@@ -111,7 +111,7 @@ enum Moment {
     Leaves,
     Fails,
     Vanishes,
-    /// The watch breaks here, and what is there is listed.
+    /// The watch breaks here, and existing pods are listed.
     Relist,
 }
 

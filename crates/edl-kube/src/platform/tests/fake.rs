@@ -47,7 +47,7 @@ impl Fake {
         Client::new(tower::service_fn(answer), "n")
     }
 
-    /// The next call that is no watch is refused.
+    /// The next call that is not a watch is refused.
     pub(super) fn refuse(&self, code: u16, message: &str) {
         self.state().refusals.push_back((code, message.into()));
     }
@@ -89,6 +89,11 @@ impl Fake {
     /// What deleted pods were given to leave.
     pub(super) fn graces(&self) -> Vec<u64> {
         self.state().graces.clone()
+    }
+
+    /// How many pods were created by calls.
+    pub(super) fn n_made(&self) -> u32 {
+        self.state().n_made
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -48,7 +48,7 @@ fn bytes(sequence: u64, payload: &[u8], is_encrypted: bool) -> Vec<u8> {
     let (end, mut reader) = UnixStream::pair().unwrap();
     let mut sender = link(end, 1, 2, is_encrypted);
     sender.outbox.next = sequence;
-    sender.post(Kind::Exchange, WORLD, 5, payload);
+    sender.post(FrameKind::Exchange, WORLD, 5, payload);
     assert!(sender.write(&[]).unwrap());
     drop(sender);
     let mut bytes = Vec::new();
@@ -64,7 +64,7 @@ fn receive_frame(bytes: &[u8], is_encrypted: bool) -> Result<Option<Header>, Err
 }
 
 #[test]
-fn a_genuine_frame_is_heard_and_nothing_else_is() {
+fn only_a_genuine_frame_is_received() {
     for is_encrypted in [false, true] {
         let receive_frame = |frame: &[u8]| receive_frame(frame, is_encrypted);
         let frame = bytes(1, b"hello", is_encrypted);
@@ -102,12 +102,12 @@ fn an_encrypted_frame_shows_nothing_and_fits_only_its_own_place_and_direction() 
 }
 
 #[test]
-fn a_length_beyond_a_block_is_refused_before_room_is_made() {
+fn a_length_beyond_a_block_is_refused_before_memory_is_allocated() {
     for (kind, length) in [
-        (Kind::Part, MAX_BLOCK + 1),
-        (Kind::Push, MAX_PAYLOAD),
-        (Kind::Exchange, 4097),
-        (Kind::Sum, u64::MAX),
+        (FrameKind::Part, MAX_BLOCK + 1),
+        (FrameKind::Push, MAX_PAYLOAD),
+        (FrameKind::Exchange, 4097),
+        (FrameKind::Sum, u64::MAX),
     ] {
         let mut frame = bytes(1, b"", false);
         frame[6] = kind as u8;
@@ -124,14 +124,14 @@ fn a_frame_that_lost_its_memory_is_finished_from_a_copy() {
         let mut n_posted = 0;
         // Until the peer's end is full in the middle of a frame.
         loop {
-            a.begin(Kind::Part, WORLD, n_posted, &block);
+            a.begin(FrameKind::Part, WORLD, n_posted, &block);
             n_posted += 1;
             if !a.write(&block).unwrap() {
                 break;
             }
         }
         a.settle(&block);
-        a.post(Kind::Enter, WORLD.next(), 0, &[]);
+        a.post(FrameKind::Enter, WORLD.next(), 0, &[]);
         for expected in 0..n_posted {
             while !matches!(next(&mut b), Ok(Some(header)) if number(&header) == expected) {
                 a.write(&[]).unwrap();
@@ -139,28 +139,28 @@ fn a_frame_that_lost_its_memory_is_finished_from_a_copy() {
             assert!(b.inbox.scratch == block);
         }
         a.write(&[]).unwrap();
-        assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == Kind::Enter));
+        assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == FrameKind::Enter));
     }
 }
 
 #[test]
-fn a_frame_of_an_ended_world_is_read_for_nobody() {
+fn a_frame_of_an_ended_world_is_read_and_discarded() {
     for is_encrypted in [false, true] {
         let (mut a, mut b) = pair(is_encrypted);
-        a.post(Kind::Part, WORLD, 0, &[1; 3000]);
+        a.post(FrameKind::Part, WORLD, 0, &[1; 3000]);
         a.write(&[]).unwrap();
         assert!(matches!(b.read(&mut []), Ok(Got::Header)));
         b.place(Target::Caller);
         let mut room = [0; 3000];
         // As if its world ended now, with half of it in the caller's memory.
-        b.inbox.open.as_mut().unwrap().n_read = 1500;
+        b.inbox.incoming.as_mut().unwrap().n_read = 1500;
         let mut half = [0; 1500];
         rustix::net::recv(&b, half.as_mut_slice(), RecvFlags::empty()).unwrap();
         b.discard_payload();
         assert!(matches!(b.read(&mut room), Ok(Got::Dropped)));
-        a.post(Kind::Enter, WORLD, 0, &[]);
+        a.post(FrameKind::Enter, WORLD, 0, &[]);
         a.write(&[]).unwrap();
-        assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == Kind::Enter));
+        assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == FrameKind::Enter));
     }
 }
 
@@ -169,7 +169,7 @@ fn of_many_descriptors_one_is_kept() {
     let (mut a, mut b) = pair(false);
     for _ in 0..50 {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        a.post_fd(Kind::Region, WORLD, &[], Arc::new(fd));
+        a.post_fd(FrameKind::Region, WORLD, &[], Arc::new(fd));
         assert!(a.write(&[]).unwrap());
         assert!(next(&mut b).unwrap().is_some());
     }
@@ -178,10 +178,10 @@ fn of_many_descriptors_one_is_kept() {
 }
 
 #[test]
-fn the_end_of_a_peer_is_heard_behind_its_last_frame() {
+fn the_end_of_a_peer_is_noticed_after_its_last_frame() {
     for is_encrypted in [false, true] {
         let (mut a, mut b) = pair(is_encrypted);
-        a.post(Kind::Enter, WORLD, 0, &[]);
+        a.post(FrameKind::Enter, WORLD, 0, &[]);
         a.write(&[]).unwrap();
         drop(a);
         assert!(matches!(next(&mut b), Ok(Some(_))));

@@ -23,7 +23,7 @@ impl Numbers {
     /// Copies the numbers from `at` on.
     pub(super) fn load(self, at: usize, out: &mut [f32]) {
         let from = self.from(at, out.len());
-        // SAFETY: `from` has checked that there are so many, and private memory never overlaps
+        // SAFETY: `from` has checked that there are that many, and private memory never overlaps
         // them. If the owner writes meanwhile the numbers are torn, but still numbers.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
     }

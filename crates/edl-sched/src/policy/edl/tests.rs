@@ -220,7 +220,7 @@ fn more_memory_breaks_a_tie_last() {
 }
 
 #[test]
-fn the_published_rules_go_up_and_down_for_ever_with_gpus_and_the_mended_ones_end() {
+fn the_published_rules_go_up_and_down_forever_with_gpus_and_the_fixed_ones_stop() {
     // Ten GPUs at 0.97: up fills the tenth, down takes it away.
     let shape = Resources::new(1, 100, 1);
     let mut totals = totals(plenty(100_000, 10), Resources::new(1, 100, 1));
@@ -230,7 +230,7 @@ fn the_published_rules_go_up_and_down_for_ever_with_gpus_and_the_mended_ones_end
 }
 
 #[test]
-fn the_published_rules_see_no_end_to_a_node_and_the_mended_ones_do() {
+fn the_published_rules_overfill_a_node_and_the_fixed_ones_do_not() {
     // Two nodes of 6 CPUs hold one worker of 5 each, whatever the sums say.
     let shape = cpu(5000);
     let mut totals = ClusterTotals {

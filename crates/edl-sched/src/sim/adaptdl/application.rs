@@ -124,7 +124,7 @@ impl Application {
         (sqr, self.between(batch, epoch, |epoch| epoch.grad_var))
     }
 
-    /// Time of a step with so many workers on each node and so large a local batch.
+    /// Time of a step with this many workers on each node and a local batch of this size.
     #[must_use]
     pub fn step_time(&self, workers: &[u32], local: f64) -> StepTime {
         let smallest = smallest_rotation(workers);

@@ -2,11 +2,11 @@
 //! Carries out a plan. Decisions are made here only if the plan leaves them to Kubernetes.
 
 use super::{Engine, Owner, PodId, PodPhase};
-use crate::plan::{Change, Placing, Plan};
+use crate::plan::{AllocationPlan, Change, Placing};
 use crate::snapshot::{Counts, Placed, Role};
 
 impl Engine<'_> {
-    pub(super) fn apply(&mut self, plan: &Plan) {
+    pub(super) fn apply(&mut self, plan: &AllocationPlan) {
         // Stops come first, because what they free can be used at once.
         for change in &plan.changes {
             let Some(job) = self.job_of(change) else { continue };

@@ -12,16 +12,16 @@ use edl_tensor::push::Lane;
 use super::super::shell::Shell as _;
 use super::{Control, Done, Member, later};
 use crate::client::{Ask, Wish};
-use crate::history::{State, lane_key};
+use crate::history::{DenseState, lane_key};
 use crate::judge::Region;
 use crate::kernel::Pid;
 use crate::mesh::{Content, Received, pid_of};
 use crate::process::Context;
 
-/// A lane that is out of the ordinary takes so long at most.
+/// The longest time that an unusually slow lane takes.
 const HICCUP_MS: u64 = 3000;
 
-/// User code fails so much more often while a change of the world is planned.
+/// User code fails this much more often while a change of the world is planned.
 const PLANNED_FAILURES: u64 = 15;
 
 impl Member {
@@ -242,7 +242,8 @@ impl Member {
         if is_behind {
             let others = self.mesh.others(context.pid);
             let received = others.iter().filter_map(|(_, pid)| self.mesh.received(*pid));
-            let parts: BTreeMap<u32, State> = received.flat_map(|r| r.partitions.clone()).collect();
+            let parts: BTreeMap<u32, DenseState> =
+                received.flat_map(|r| r.partitions.clone()).collect();
             self.state = Some(whole(parts.into_values()));
         }
         let step = self.state.expect("a member has state").step;
@@ -262,7 +263,7 @@ impl Member {
         let mut others = others.iter().map(|(_, pid)| *pid);
         if others.any(|pid| context.judge.is_overwritten(step.world, pid, context.pid)) {
             // A member that trains without this one has overwritten what was read.
-            context.kernel.count("torn steps");
+            context.kernel.count("step mismatches");
             self.gradient = edl_core::rng::key(&[self.gradient, 0xbad]);
         }
         Outcome::Reduced { loss: 0.5 }
@@ -333,7 +334,7 @@ impl Member {
                 Ok(Outcome::Done)
             }
             Activity::Pass(_) => {
-                self.state = self.state.map(State::pass);
+                self.state = self.state.map(DenseState::pass);
                 Ok(Outcome::Done)
             }
             Activity::Hash => Ok(Outcome::Hashed(self.gradient)),
@@ -355,8 +356,8 @@ impl Member {
         let state = match &from.checkpoint {
             None => context.model.history.state(0),
             Some(folder) => {
-                let read = |id| Ok(State::of(&context.disk.read(folder, id)?));
-                let parts: Result<Vec<State>, String> =
+                let read = |id| Ok(DenseState::of(&context.disk.read(folder, id)?));
+                let parts: Result<Vec<DenseState>, String> =
                     context.model.layout.with_segments().map(read).collect();
                 whole(parts.map_err(Failure::Failed)?.into_iter())
             }
@@ -426,10 +427,10 @@ fn lane_of(context: &Context<'_>, step: &Step, number: u32) -> Lane {
 }
 
 /// The one state that all parts are of. Parts of different states make one that no worker had.
-fn whole(parts: impl Iterator<Item = State>) -> State {
-    let parts: Vec<State> = parts.collect();
+fn whole(parts: impl Iterator<Item = DenseState>) -> DenseState {
+    let parts: Vec<DenseState> = parts.collect();
     let digests: Vec<u64> = parts.iter().map(|state| state.digest).collect();
     let is_one = digests.iter().all(|digest| *digest == digests[0]);
     let digest = if is_one { digests[0] } else { edl_core::rng::key(&digests) };
-    State { digest, ..parts[0] }
+    DenseState { digest, ..parts[0] }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real partitions under members that die: whoever is left finds the rows of the step it holds.
+//! Real partitions under members that die: the survivors find the rows of the step that they hold.
 //!
 //! Members are played by the protocol's rules alone. Pushes arrive late and out of order, those of
 //! the dead, too; a member finishes a step when all of its world have their lanes acknowledged;
-//! when somebody dies the others go on in the old world until they hear of the new one.
+//! when a member dies, the others continue in the old world until they learn of the new one.
 
 use std::collections::BTreeSet;
 
@@ -85,7 +85,7 @@ impl Play {
         self.expect_rows();
     }
 
-    /// One dies; perhaps the others hear of it at once, perhaps they go on for a while.
+    /// One dies; the others learn of it at once, or continue for a while.
     fn kill(&mut self, who: usize) {
         let n_alive = self.members.iter().filter(|member| member.is_alive).count();
         if n_alive > 1 {
@@ -155,7 +155,7 @@ impl Play {
         member.acknowledged.clear();
     }
 
-    /// Whoever lives can be the only one left, and must find the rows of its step.
+    /// Any survivor can be the only one left, and must find the rows of its step.
     fn expect_rows(&self) {
         for member in self.members.iter().filter(|member| member.is_alive) {
             for partition in &self.partitions {

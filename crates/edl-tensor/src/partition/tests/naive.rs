@@ -33,7 +33,7 @@ enum Op {
         ids: Vec<u64>,
     },
     /// Keeps a copy of all partitions, taken one by one.
-    Cut {
+    Copy {
         partition: u32,
     },
     /// Goes back to the copy.
@@ -167,7 +167,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             6 => early.prop_map(move |batch| Op::Push { partition, batch }),
             2 => proptest::collection::vec(0..12u64, 0..6)
                 .prop_map(move |ids| Op::Gather { partition, ids }),
-            1 => Just(Op::Cut { partition }),
+            1 => Just(Op::Copy { partition }),
             1 => Just(Op::Restore { partition }),
         ]
     });
@@ -187,7 +187,7 @@ fn perform(
     op: &Op,
     real: &mut [Partition],
     naive: &mut [Naive],
-    cut: &mut Cut,
+    copies: &mut Copies,
 ) -> usize {
     match op {
         Op::Push { partition, batch } => {
@@ -206,25 +206,25 @@ fn perform(
             });
             p
         }
-        Op::Cut { partition } => {
+        Op::Copy { partition } => {
             let p = *partition as usize;
-            cut[p] = (real[p].snapshot(), naive[p].clone());
-            cut[p].1.staged.clear();
+            copies[p] = (real[p].snapshot(), naive[p].clone());
+            copies[p].1.staged.clear();
             p
         }
         Op::Restore { partition } => {
             let p = *partition as usize;
             let mut bytes = Vec::new();
-            codec::encode(&cut[p].0, &mut bytes).unwrap();
+            codec::encode(&copies[p].0, &mut bytes).unwrap();
             let config = job.config(*partition);
             real[p] = Partition::restore(config, &mut bytes.as_slice(), true).unwrap();
-            naive[p] = cut[p].1.clone();
+            naive[p] = copies[p].1.clone();
             p
         }
     }
 }
 
-type Cut = Vec<(Snapshot, Naive)>;
+type Copies = Vec<(Snapshot, Naive)>;
 
 proptest! {
     #[test]
@@ -235,10 +235,10 @@ proptest! {
         let job = Job { n_partitions: N_PARTITIONS, ..Job::new(mode) };
         let mut real = job.partitions();
         let mut naive: Vec<_> = (0..N_PARTITIONS).map(|p| Naive::new(&job, p)).collect();
-        let mut cut: Cut =
+        let mut copies: Copies =
             real.iter().zip(&naive).map(|(real, naive)| (real.snapshot(), naive.clone())).collect();
         for op in &ops {
-            let touched = perform(&job, op, &mut real, &mut naive, &mut cut);
+            let touched = perform(&job, op, &mut real, &mut naive, &mut copies);
             real[touched].check_invariants();
             naive[touched].expect_equals(&job, &real[touched]);
         }

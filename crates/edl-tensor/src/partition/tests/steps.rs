@@ -131,13 +131,13 @@ fn lanes_of_another_step_or_layout_are_refused() {
     let shape = Outcome::Refused(Refusal::Shape { batch: batch(0) }.to_string());
     assert_eq!(push(&job, &mut partition, 0, other), shape);
     let whole = job.push(batch(0), 0, job.layout().with_rows());
-    assert_eq!(partition.push(&whole), shape, "a batch that is not cut into lanes");
+    assert_eq!(partition.push(&whole), shape, "a batch that is not split into lanes");
 }
 
 proptest! {
-    /// Whoever dies and whatever is repeated: the rows are those of an undisturbed run.
+    /// No matter which member dies and what is repeated, the rows are those of an undisturbed run.
     #[test]
-    fn the_order_of_lanes_and_worlds_does_not_show(
+    fn the_order_of_lanes_and_worlds_does_not_matter(
         pushes in proptest::collection::vec((0..LANES, prop::bool::weighted(0.15)), 30..120),
     ) {
         let job = job();
@@ -177,7 +177,7 @@ fn a_new_job_can_start_from_the_other_layout() {
         crate::checkpoint::tests::commit(job, &dir, files);
         let origin = crate::checkpoint::Origin::checkpoint(&dir, &others.layout(), false).unwrap();
         let kept = crate::checkpoint::Origin::checkpoint(&dir, &others.layout(), true);
-        assert!(kept.is_err(), "the job that wrote it goes on only as it was cut");
+        assert!(kept.is_err(), "the job that wrote it continues only with the same layout");
         let made: Vec<Partition> = (0..others.layout().n_partitions)
             .map(|p| origin.make(others.config(p)).unwrap())
             .collect();

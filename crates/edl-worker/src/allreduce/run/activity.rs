@@ -27,7 +27,7 @@ const LEVEL: u64 = 0;
 const FAREWELL: u64 = 1;
 /// How often a wait for acknowledgements checks whether it is cancelled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Reported instead of a hash that is not known any more.
+/// Reported instead of a hash that is not known anymore.
 const NO_HASH: u64 = 0;
 
 /// Where the mean gradient of the last step lies.
@@ -35,7 +35,7 @@ const NO_HASH: u64 = 0;
 pub(super) enum Made {
     /// It has been overwritten.
     Nothing,
-    /// Where the model made it, for there was nothing to add.
+    /// Where the model wrote it, because there was nothing to add.
     Pieces { loss: f32 },
     /// In `Run::mean`, after all members' sums were added.
     Sums,
@@ -249,6 +249,7 @@ impl Run {
                 failure @ (Failure::Cancelled
                 | Failure::Lost { .. }
                 | Failure::NonFinite(_)
+                | Failure::Quit
                 | Failure::Servers(_)
                 | Failure::OtherStep(_)),
             ) => Err(failure),

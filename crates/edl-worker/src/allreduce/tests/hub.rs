@@ -18,7 +18,7 @@ const HANG: Duration = Duration::from_secs(60);
 
 /// The points of a reduction at which a member may die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub(crate) enum DeathPoint {
     BeforeSend,
     HalfSent,
     Reducing,
@@ -41,18 +41,18 @@ struct State {
     aborted: BTreeMap<WorkerId, WorldId>,
     dead: BTreeSet<WorkerId>,
     waiting: BTreeMap<WorkerId, String>,
-    faults: BTreeMap<(WorkerId, u64), Phase>,
+    faults: BTreeMap<(WorkerId, u64), DeathPoint>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Call {
     world: WorldId,
-    kind: Kind,
+    kind: CallKind,
     number: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum CallKind {
     Enter,
     Exchange,
     Transfer,
@@ -72,9 +72,9 @@ struct Said {
 
 impl Hub {
     /// Ends `worker` at a point of the reduction that makes `step`.
-    pub(crate) fn fault(&self, worker: u32, step: u64, phase: Phase) {
+    pub(crate) fn fault(&self, worker: u32, step: u64, at: DeathPoint) {
         self.change(|state| {
-            state.faults.insert((WorkerId(worker), step), phase);
+            state.faults.insert((WorkerId(worker), step), at);
         });
     }
 
@@ -136,7 +136,7 @@ impl Drop for ToyMesh {
 }
 
 impl ToyMesh {
-    fn say(&self, kind: Kind, number: u64, said: Said) -> Call {
+    fn say(&self, kind: CallKind, number: u64, said: Said) -> Call {
         let call = Call { world: self.world, kind, number };
         self.hub.change(|state| {
             state.calls.entry(call).or_default().insert(self.me, said);
@@ -144,7 +144,7 @@ impl ToyMesh {
         call
     }
 
-    /// Waits until everybody has said something to me.
+    /// Waits until every other member has contributed to the call.
     fn hear(&self, call: Call) -> Result<Vec<Said>, Failure> {
         let mut state = self.hub.state();
         loop {
@@ -175,13 +175,13 @@ impl ToyMesh {
         }
     }
 
-    fn die_at(&self, phase: Phase, step: u64) {
-        if self.hub.state().faults.get(&(self.worker, step)) == Some(&phase) {
+    fn die_at(&self, at: DeathPoint, step: u64) {
+        if self.hub.state().faults.get(&(self.worker, step)) == Some(&at) {
             self.die();
         }
     }
 
-    /// Ends this thread as a killed process ends: nobody is told but by the broken link.
+    /// Ends this thread as a killed process ends: others notice only the broken link.
     fn die(&self) {
         self.hub.change(|state| {
             state.dead.insert(self.worker);
@@ -196,7 +196,7 @@ impl Mesh for ToyMesh {
     fn enter(&mut self, world: WorldId, me: usize, members: &[Peer]) -> Result<(), Failure> {
         assert!(world > self.world, "worlds only grow");
         (self.world, self.me, self.members) = (world, me, members.to_vec());
-        self.hear(self.say(Kind::Enter, 0, Said::default())).map(drop)
+        self.hear(self.say(CallKind::Enter, 0, Said::default())).map(drop)
     }
 
     fn transport(&self) -> String {
@@ -205,7 +205,7 @@ impl Mesh for ToyMesh {
 
     fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         let said = Said { bytes: mine.to_vec(), ..Said::default() };
-        let heard = self.hear(self.say(Kind::Exchange, number, said))?;
+        let heard = self.hear(self.say(CallKind::Exchange, number, said))?;
         Ok(heard.into_iter().map(|said| said.bytes).collect())
     }
 
@@ -217,7 +217,8 @@ impl Mesh for ToyMesh {
     ) -> Result<(), Failure> {
         let mine = moves.iter().filter(|item| item.from == self.me);
         let items = mine.map(|item| (*item, encode(item.item))).collect();
-        let heard = self.hear(self.say(Kind::Transfer, 0, Said { items, ..Said::default() }))?;
+        let heard =
+            self.hear(self.say(CallKind::Transfer, 0, Said { items, ..Said::default() }))?;
         for (item, bytes) in heard.into_iter().flat_map(|said| said.items) {
             if item.to == self.me {
                 accept(item.item, bytes).map_err(Failure::Failed)?;
@@ -241,9 +242,9 @@ impl Mesh for ToyMesh {
         divisor: f32,
         out: &mut [f32],
     ) -> Result<(), Failure> {
-        self.die_at(Phase::BeforeSend, step);
+        self.die_at(DeathPoint::BeforeSend, step);
         // A half that was sent is as good as nothing.
-        self.die_at(Phase::HalfSent, step);
+        self.die_at(DeathPoint::HalfSent, step);
         let mut nodes = std::mem::take(&mut self.nodes);
         for (node, numbers) in &mut nodes {
             if self.is_half && node.len() == 1 {
@@ -251,22 +252,22 @@ impl Mesh for ToyMesh {
             }
         }
         let said = Said { nodes, ..Said::default() };
-        let call = self.say(Kind::Reduce, step, said);
-        self.die_at(Phase::Reducing, step);
+        let call = self.say(CallKind::Reduce, step, said);
+        self.die_at(DeathPoint::Reducing, step);
         let nodes: BTreeMap<u32, (Span, Vec<f32>)> = self
             .hear(call)?
             .into_iter()
             .flat_map(|said| said.nodes)
             .map(|(node, numbers)| (node.start, (node, numbers)))
             .collect();
-        self.die_at(Phase::BeforeGather, step);
+        self.die_at(DeathPoint::BeforeGather, step);
         let fault = self.hub.state().faults.get(&(self.worker, step)).copied();
-        if let Some(Phase::HalfGathered { to }) = fault {
-            self.say(Kind::Gather, step, Said { only_to: Some(to), ..Said::default() });
+        if let Some(DeathPoint::HalfGathered { to }) = fault {
+            self.say(CallKind::Gather, step, Said { only_to: Some(to), ..Said::default() });
             self.die();
         }
-        let call = self.say(Kind::Gather, step, Said::default());
-        self.die_at(Phase::After, step);
+        let call = self.say(CallKind::Gather, step, Said::default());
+        self.die_at(DeathPoint::After, step);
         self.hear(call)?;
         let mut known = |node: &Span| match nodes.get(&node.start) {
             Some((span, numbers)) if span == node => Some(numbers.clone()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Members whose training script takes the optimizer steps: its state travels with the parameters.
 
-use super::hub::Phase;
+use super::hub::DeathPoint;
 use super::stage::{Named, Stage, Weights};
 use super::toy::{OVERFLOW, ToyModel};
 use super::{END, commit};
@@ -21,7 +21,7 @@ fn reference() -> Weights {
 }
 
 #[test]
-fn any_number_of_members_yields_the_same_bits_and_the_same_state() {
+fn any_number_of_members_gives_bit_identical_results_and_state() {
     let alone = reference();
     // The file of the first partition holds the script's state as well.
     let state = ToyModel::first_state().len();
@@ -40,7 +40,7 @@ fn any_number_of_members_yields_the_same_bits_and_the_same_state() {
 #[test]
 fn survivors_repeat_a_step_with_the_state_before_it() {
     let alone = reference();
-    for phase in [Phase::HalfSent, Phase::BeforeGather, Phase::After] {
+    for phase in [DeathPoint::HalfSent, DeathPoint::BeforeGather, DeathPoint::After] {
         let members = [0, 1, 2];
         let mut stage = Stage::script();
         stage.hub.fault(0, 4, phase);
@@ -55,9 +55,9 @@ fn survivors_repeat_a_step_with_the_state_before_it() {
 }
 
 #[test]
-fn a_member_that_is_one_step_ahead_hands_its_state_over() {
+fn a_member_that_is_one_step_ahead_passes_on_its_state() {
     let mut stage = Stage::script();
-    stage.hub.fault(2, 6, Phase::HalfGathered { to: 0 });
+    stage.hub.fault(2, 6, DeathPoint::HalfGathered { to: 0 });
     (0..3).for_each(|worker| stage.start(worker));
     stage.form(Named { members: &[0, 1, 2], until: END, load: Some(""), ..Named::default() });
     assert_eq!((stage.lost(1).suspect, stage.lost(0).suspect), (2, 2));
@@ -83,7 +83,7 @@ fn a_joiner_gets_the_state_and_continues_alone() {
 }
 
 #[test]
-fn training_goes_on_from_a_checkpoint_with_its_state() {
+fn training_continues_from_a_checkpoint_with_its_state() {
     let mut first = stage(&[0, 1], 7);
     first.stepped(&[0, 1], 7);
     let folder = first.checkpoint(&[0, 1], 7);

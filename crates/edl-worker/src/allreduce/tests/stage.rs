@@ -18,7 +18,7 @@ use edl_core::spec::{JobSpec, Strategy};
 use edl_core::worker::Limits;
 use edl_net::convert;
 use edl_net::key::JobKey;
-use edl_net::mesh::{Phase, PhaseHook, Transport};
+use edl_net::mesh::{PhaseHook, ReducePhase, Transport};
 use edl_net::place::Place;
 use edl_net::proto::{self, worker_command::Kind as Command, worker_message::Kind};
 use edl_tensor::first_values;
@@ -65,11 +65,11 @@ pub(crate) struct Stage {
     /// Set if members are linked as those of real jobs.
     pub(crate) transport: Option<Transport>,
     /// Where such a member ends, as a killed process ends.
-    pub(crate) fault: Option<(u32, u64, Phase)>,
+    pub(crate) fault: Option<(u32, u64, ReducePhase)>,
     members: BTreeMap<u32, Player>,
-    told: Sender<(u32, Kind)>,
+    sent: Sender<(u32, Kind)>,
     reports: Receiver<(u32, Kind)>,
-    /// Reports of members that nobody has asked for yet.
+    /// Reports of members that the test has not asked for yet.
     kept: BTreeMap<u32, VecDeque<Kind>>,
     world: u64,
     n_checkpoints: u64,
@@ -101,7 +101,7 @@ pub(crate) type Weights = BTreeMap<u32, Vec<u8>>;
 
 impl Stage {
     pub(crate) fn new(spec: JobSpec, n_records: u64) -> Self {
-        let (told, reports) = channel();
+        let (sent, reports) = channel();
         Self {
             hub: Hub::default(),
             folder: tempfile::tempdir().unwrap(),
@@ -111,7 +111,7 @@ impl Stage {
             transport: None,
             fault: None,
             members: BTreeMap::new(),
-            told,
+            sent,
             reports,
             kept: BTreeMap::new(),
             world: 0,
@@ -138,7 +138,7 @@ impl Stage {
 
     pub(crate) fn launch(&mut self, worker: u32, model: ToyModel) {
         let (outputs, mut outgoing) = mpsc::unbounded_channel();
-        let reports = self.told.clone();
+        let reports = self.sent.clone();
         thread::spawn(move || {
             while let Some(output) = outgoing.blocking_recv() {
                 if let Output::Report(report) = output {
@@ -257,7 +257,7 @@ impl Stage {
         self.members[&worker].driver.input(Input::Command(Box::new(command)));
     }
 
-    /// Announces a world to all whom it concerns, as the session passes it on.
+    /// Announces a world to all its workers, as the session passes it on.
     pub(crate) fn name(&mut self, named: Named<'_>) -> u64 {
         self.world += 1;
         let world = self.message(named);
@@ -429,14 +429,14 @@ impl Stage {
         claim.map_or((0, 0), |Claim { world, step }| (world.0, step))
     }
 
-    /// Waits until a blocked call of `worker` waits for somebody.
+    /// Waits until a blocked call of `worker` waits for another worker.
     pub(crate) fn waits_for(&self, worker: u32) -> String {
         let start = std::time::Instant::now();
         loop {
             if self.members[&worker].progress.waiting_for() == WaitingFor::Members {
                 return self.hub.waiting_for(worker);
             }
-            assert!(start.elapsed() < HANG, "nobody is waited for");
+            assert!(start.elapsed() < HANG, "no call is blocked");
             thread::yield_now();
         }
     }

@@ -46,7 +46,7 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    /// Waits until so many lanes have passed.
+    /// Waits until this many lanes have passed.
     pub(crate) fn wait(&self, n_lanes: usize) {
         drop(self.until(|passed| passed.n_lanes >= n_lanes));
     }
@@ -202,7 +202,7 @@ fn number_of(key: u64, place: usize) -> f32 {
     u32::try_from(bits).expect("24 bits") as f32 / 16_777_216.0
 }
 
-/// Records that are their own numbers, but for one that stands for another.
+/// Records that are their own numbers, except for one that has the value of another.
 pub(crate) struct ToyRecords {
     pub(crate) n_records: u64,
     pub(crate) swap: Option<(u64, u64)>,

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapters for trainers of other libraries share.
+
+A trainer has a loop of its own, with counters that a worker of a job cannot follow: a worker that
+joins starts in the middle of an epoch, and one that was behind continues with the state of another
+worker. An adapter therefore registers the trainer's counters as state of the job, and enters the
+trainer's loop again at the right place whenever state was loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from elasticdl import _job
+from elasticdl._zoo import ZooError
+
+_JOB: _job.Job | None = None
+
+
+def job() -> _job.Job | None:
+    """Returns the job of this process, or None if it was not started by one."""
+    global _JOB
+    if _JOB is None and is_worker():
+        _JOB = _job.init()
+    return _JOB
+
+
+def is_worker() -> bool:
+    """Whether a job has started this process."""
+    return is_described() or bool(os.environ.get(_job._MASTER_ADDR))
+
+
+def is_described() -> bool:
+    """Whether this process only shows what the script trains, before the job exists."""
+    return bool(os.environ.get(_job._DESCRIBE))
+
+
+class Moved(Exception):
+    """This worker continues with the state of another one, maybe after another step."""
+
+
+class Feed:
+    """The steps of a job, for a loop that asks for one more than it takes.
+
+    `has_step` waits for the next step without taking it. A step is an iterator over this worker's
+    batches.
+    """
+
+    def __init__(self, job: _job.Job, steps: Iterator[Iterator[Any]]) -> None:
+        self._job = job
+        self._steps: Any = steps
+        self._next: Iterator[Any] | None = None
+        self.is_over = False
+        # The random numbers of a step that was put back.
+        self._random: tuple[Any, ...] | None = None
+
+    def has_step(self) -> bool:
+        """Ends the step that was taken and waits for the next one; False at the end of the job."""
+        if self._next is None and not self.is_over:
+            self._next = next(self._steps, None)
+            self.is_over = self._next is None
+        return not self.is_over
+
+    def take(self) -> Iterator[Any]:
+        """Returns the batches of the next step."""
+        if not self.has_step():
+            return iter(())
+        taken, self._next = self._next, None
+        return taken or iter(())
+
+    def move(self) -> Moved:
+        """Puts the current step back, after its batches, because state was loaded in it."""
+        if self._job.is_step:
+            self._next, self._random = iter(()), _random_state()
+        return Moved()
+
+    def begin_step(self) -> None:
+        """Sets the random numbers of a step that was put back."""
+        if self._random is not None:
+            _set_random_state(self._random)
+            self._random = None
+
+    def end(self) -> None:
+        """Ends the job, or waits for its end after the last step."""
+        if self.is_over:
+            return
+        if self._job.step + 1 < self._job.total_steps:
+            self._job.stop()
+        if self.has_step():
+            raise RuntimeError("the trainer ended before the job")
+
+
+class Kept:
+    """The state of something that is not to be guarded by the job, such as a scheduler."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def state_dict(self) -> Any:
+        return self._value.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._value.load_state_dict(state)
+
+
+class Progress:
+    """The state of a trainer between two steps, as part of the job's state.
+
+    A trainer's loop begins a step before the worker computes its batches, and the job can ask for
+    the state while it does. `mark` keeps the state from before the step for this time.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] | None = None
+        # Whether state was loaded since the trainer's loop was at the place of its state.
+        self.has_moved = False
+
+    def collect(self) -> dict[str, Any]:
+        """Returns the state of the trainer."""
+        raise NotImplementedError
+
+    def apply(self, state: dict[str, Any]) -> None:
+        """Sets the state of the trainer; it may keep parts of `state`."""
+        raise NotImplementedError
+
+    def mark(self) -> None:
+        """A step begins."""
+        self._before = copy.deepcopy(self.collect())
+
+    def unmark(self) -> None:
+        """The trainer takes the step."""
+        self._before = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.collect() if self._before is None else self._before
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._before, self._loaded, self.has_moved = None, state, True
+        self.apply(copy.deepcopy(state))
+
+    def settle(self) -> None:
+        """The trainer's loop is at the place of its state: undoes what it did on the way there."""
+        if self._loaded is not None:
+            self.apply(copy.deepcopy(self._loaded))
+        self._loaded, self.has_moved = None, False
+
+
+class Trained(nn.Module):
+    """What a job trains of a model: its trainable parameters, and its buffers.
+
+    Frozen parameters stay out of the job: every worker has the same ones from its script. `extra`
+    are buffers of the adapter; like those of the model, the job takes their mean over all lanes.
+    """
+
+    def __init__(self, model: nn.Module, **extra: torch.Tensor) -> None:
+        super().__init__()
+        # Not a child: its names are to have no prefix.
+        object.__setattr__(self, "_model", model)
+        self._names = {name for name, _ in self.named_parameters()}
+        if not self._names:
+            raise ZooError("the model has no trainable parameter; set `requires_grad` of some")
+        for name, tensor in extra.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def of(cls, model: nn.Module, **extra: torch.Tensor) -> Trained:
+        """Returns a view of the model that has the name of its class."""
+        return type(type(model).__name__, (cls,), {})(model, **extra)
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self._model.named_parameters()
+        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
+
+    def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
+        yield "", self
+        yield from self._model.named_modules()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.state_dict(*args, **kwargs)
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], **options: Any) -> Any:
+        return self._model.register_forward_pre_hook(hook, **options)
+
+    def check(self) -> None:
+        """Rejects a change of what is trained: other workers would not see it."""
+        changed = self._names ^ {name for name, _ in self.named_parameters()}
+        if changed:
+            raise ZooError(
+                f"`requires_grad` of the parameter `{min(changed)}` was changed during training; "
+                "freeze parameters before it"
+            )
+
+
+def check_loader(what: str, loader: Any) -> bool:
+    """Rejects loaders that a job cannot stand in for; returns whether the records are shuffled."""
+    wrong = None
+    if not isinstance(loader, DataLoader):
+        wrong = f"is a {type(loader).__name__}; use a DataLoader"
+    elif isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        wrong = "has an iterable dataset; a job needs one with `__len__` and `__getitem__`"
+    elif loader.batch_size is None or not isinstance(
+        loader.sampler, (RandomSampler, SequentialSampler)
+    ):
+        wrong = "has a sampler of its own, but the job assigns the records; use `shuffle`"
+    elif loader.num_workers > 0:
+        wrong = f"has num_workers={loader.num_workers}; records are read when the job assigns them"
+    elif loader.drop_last:
+        wrong = "has drop_last=True, but a job trains every record once per epoch"
+    if wrong:
+        raise ZooError(f"{what} {wrong}")
+    return isinstance(loader.sampler, RandomSampler)
+
+
+def _random_state() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    of_torch, of_numpy, of_python = state
+    torch.set_rng_state(of_torch)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)

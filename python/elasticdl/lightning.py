@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's `Trainer` as an elastic job: two changed lines.
+
+    import elasticdl.lightning
+    trainer = Trainer(strategy="elasticdl", ...)
+
+One batch of the trainer is one step of the job. A lane of the job takes the place of a device: it
+trains one batch of the loader. Without a job, the strategy trains on one device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+try:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.accelerators import CUDAAccelerator
+    from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+    from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+    from lightning.pytorch.utilities import rank_zero_only
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    raise ModuleNotFoundError(
+        "Lightning is not installed; install it with `pip install lightning`", name="lightning"
+    ) from None
+
+from elasticdl import _state, _trainers
+from elasticdl._trainers import Feed, Kept, Moved, Progress, Trained
+from elasticdl._zoo import ZooError
+
+__all__ = ["ElasticStrategy"]
+
+# Arguments of the trainer that only work with these values in a job, and why.
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "accumulate_grad_batches": ((1,), "make the batches of the loader larger"),
+    "fast_dev_run": ((False,), "the job trains every record once per epoch"),
+    "limit_train_batches": ((None, 1.0), "the job trains every record once per epoch"),
+    "num_nodes": ((1,), "start more workers instead"),
+    "overfit_batches": ((0, 0.0), "the job trains every record once per epoch"),
+    "reload_dataloaders_every_n_epochs": ((0,), "the job knows the records of one loader"),
+}
+_TRANSFERS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
+
+# The job's seed comes first, so that a model that the script creates is the same in every worker.
+_trainers.job()
+
+
+class ElasticStrategy(SingleDeviceStrategy):
+    """Trains on this worker's device, together with the other workers of the job."""
+
+    strategy_name = "elasticdl"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # The job that trains, or None if the script was started without one.
+        self.job = _trainers.job()
+        self._trainer: Trainer | None = None
+        self._feed: Feed | None = None
+        self._trained: Trained | None = None
+        self._progress: _Progress | None = None
+        # The batches of the current step, and the one that is trained now.
+        self._step = _Batches(iter(()))
+        self._batch: Any = None
+
+    # ---- Before training -----------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        if isinstance(self.accelerator, CUDAAccelerator):
+            self._root_device = torch.device("cuda", 0)
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if self.job is None or trainer.state.fn != "fit":
+            return
+        if self._trainer is not None:
+            raise RuntimeError("`fit()` was called twice; a job trains once")
+        _check(trainer, self.lightning_module)
+        self._trainer = trainer
+        trainer.fit_loop.epoch_loop.run = self._run_epoch
+        self._lead()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if self.job is None or not self._trainer or not self._trainer.training:
+            return dataloader
+        if self._feed is not None:
+            raise ZooError("the trainer has several training loaders; a job trains on one")
+        loader = _Loader(self, dataloader, self._trainer)
+        self._trained = Trained.of(self.lightning_module)
+        self._progress = _Progress(self._trainer)
+        first, *others = self.optimizers
+        state = {f"optimizer_{number}": other for number, other in enumerate(others, 2)}
+        for number, config in enumerate(self.lr_scheduler_configs, 1):
+            state[f"scheduler_{number}"] = Kept(config.scheduler)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            state["scaler"] = scaler
+        self.job.attach(self._trained, first, trainer=self._progress, **state)
+        self._feed = loader.open()
+        return loader
+
+    # ---- The loop ------------------------------------------------------------------------------
+
+    def _run_epoch(self, data_fetcher: Any) -> None:
+        """Runs the steps of an epoch, and continues at another place if state was loaded."""
+        loop = self._trainer.fit_loop.epoch_loop
+        loop.reset()
+        loop.on_run_start(data_fetcher)
+        while not loop.done:
+            try:
+                loop.advance(data_fetcher)
+                loop.on_advance_end(data_fetcher)
+            except StopIteration:  # The job has ended.
+                self._trainer.should_stop = True
+                break
+            except Moved:
+                self._progress.settle()
+                iter(data_fetcher)  # It counts what it has fetched, too.
+                data_fetcher.fetched = loop.batch_progress.current.ready
+            finally:
+                loop.on_iteration_done()
+
+    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch, _Batches):
+            return batch
+        return super().batch_to_device(batch, *args, **kwargs)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if isinstance(batch, _Batches):
+            self._step = batch
+            self._lead()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.job is not None:
+            args = (self._batch, *args[1:])
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        if self.job is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        if isinstance(closure, Closure):  # For a worker without a lane in this step.
+            closure._result = ClosureResult(None)
+        loss = None
+        for batch in self._step.lanes:
+            loss = self._train_lane(batch, closure)
+        if self._progress.has_moved or not self.job.is_step:
+            raise self._feed.move()
+        self._progress.unmark()
+        self._trained.check()
+        self._feed.begin_step()
+        self._lead()
+        self.precision_plugin._after_closure(model or self.lightning_module, optimizer)
+        optimizer.step(**kwargs)
+        if _trainers.is_described():
+            self._feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+        return loss
+
+    def _train_lane(self, batch: Any, closure: Callable[[], Any]) -> Any:
+        self._batch = self.batch_to_device(batch)
+        # What `self.log` takes the size of the batch from.
+        results = self._trainer._results
+        results.batch, results.batch_size = self._batch, None
+        loss = closure()
+        if loss is None:
+            raise RuntimeError(
+                "`training_step` returned None, but a job trains every record; return a loss"
+            )
+        self.job.allreduce(loss=loss)
+        return loss
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self._feed is not None:
+            self._feed.end()
+            self._lead()
+
+    # ---- Output, by one worker -----------------------------------------------------------------
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.job is None or (self.job.is_leader and not _trainers.is_described())
+
+    def _lead(self) -> None:
+        """Tells Lightning whether this worker prints and logs."""
+        rank_zero_only.rank = 0 if self.is_global_zero else 1
+
+
+class _Batches:
+    """A batch of the trainer: this worker's batches of a step."""
+
+    def __init__(self, lanes: Iterator[Any]) -> None:
+        self.lanes = lanes
+
+
+class _Loader:
+    """Stands in for the trainer's loader: one item for each step."""
+
+    def __init__(self, strategy: ElasticStrategy, loader: Any, trainer: Trainer) -> None:
+        self._strategy = strategy
+        is_shuffled = _trainers.check_loader("the training loader", loader)
+        self.dataset, self._collate = loader.dataset, loader.collate_fn
+        job = strategy.job
+        job.plan(len(self.dataset), loader.batch_size, 1, is_shuffled)
+        n_epochs = trainer.fit_loop.max_epochs
+        if n_epochs is None or n_epochs < 0:
+            n_epochs = math.ceil(trainer.max_steps / job.steps_per_epoch)
+        if n_epochs < 1:
+            raise ZooError("max_epochs=-1 does not work in a job; set `max_epochs` or `max_steps`")
+        self._plan = (loader.batch_size, n_epochs, is_shuffled)
+
+    def __len__(self) -> int:
+        return self._strategy.job.steps_per_epoch
+
+    def __iter__(self) -> Iterator[_Batches]:
+        feed = self._strategy._feed
+        while feed.has_step():
+            taken = feed.take()
+            self._strategy._progress.mark()
+            yield _Batches(taken)
+
+    def open(self) -> Feed:
+        """Joins the job."""
+        job = self._strategy.job
+        return Feed(job, job.steps(self.dataset, *self._plan, collate=self._collate))
+
+
+class _Progress(Progress):
+    """The counters of a trainer and the state of its callbacks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def collect(self) -> dict[str, Any]:
+        callbacks = {one.state_key: one.state_dict() for one in self._trainer.callbacks}
+        return {
+            "loops": self._trainer.fit_loop.state_dict(),
+            "should_stop": self._trainer.should_stop,
+            "callbacks": {key: state for key, state in callbacks.items() if state},
+        }
+
+    def apply(self, state: dict[str, Any]) -> None:
+        loop = self._trainer.fit_loop
+        loop.load_state_dict(state["loops"])
+        # It goes on, and does not restart.
+        for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            one._loaded_from_state_dict = one._resuming_from_checkpoint = False
+        loop.epoch_loop.restarting = loop._restarting = False
+        self._trainer.should_stop = state["should_stop"]
+        for callback in self._trainer.callbacks:
+            kept = state["callbacks"].get(callback.state_key)
+            if kept is not None:
+                _load_state(callback, kept)
+
+
+def _load_state(callback: Any, state: dict[str, Any]) -> None:
+    callback.load_state_dict(state)
+    found = callback.state_dict()
+    for name, value in state.items():
+        # What the callback leaves out, such as the last score of a ModelCheckpoint.
+        if _state.difference(found.get(name), value) is not None and hasattr(callback, name):
+            setattr(callback, name, value)
+
+
+def _check(trainer: Trainer, module: Any) -> None:
+    for name, (values, why) in _ONLY.items():
+        value = getattr(trainer, name, values[0])
+        if value not in values:
+            raise ZooError(f"{name}={value!r} does not work in a job: {why}")
+    if not module.automatic_optimization:
+        raise ZooError("manual optimization does not work in a job; use `automatic_optimization`")
+    if trainer.ckpt_path is not None:
+        raise ZooError(
+            f"ckpt_path={trainer.ckpt_path!r} cannot start a job: the job keeps the position in "
+            "the data; continue it with `elasticdl run --resume JOB`"
+        )
+    if len(trainer.device_ids) > 1:
+        raise ZooError(f"devices={len(trainer.device_ids)} does not work in a job: one per worker")
+    for name in _TRANSFERS:
+        if is_overridden(name, module):
+            raise ZooError(f"`{name}` is overridden, but a batch of the trainer is a step of a job")
+
+
+StrategyRegistry.register(
+    ElasticStrategy.strategy_name, ElasticStrategy, description="trains in an elastic job"
+)

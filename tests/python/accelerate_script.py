@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training loop with Accelerate, as jobs and the test run it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl import _state, _torch_flat
+from elasticdl.accelerate import Accelerator
+from own_step_script import Faults
+
+N_LANES, BATCH, ACCUMULATION = 3, 4, 2
+LANE = BATCH * ACCUMULATION
+# The last step has fewer records.
+N_RECORDS = 245
+N_STEPS = -(-N_RECORDS // (N_LANES * LANE))
+X = torch.randn(N_RECORDS, 6, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
+
+
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+        self.model[0].bias.requires_grad_(False)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 0.99**n)
+
+
+def plain() -> nn.Module:
+    """Trains without a job, on the same lanes."""
+    _torch_flat.make_repeatable(1)
+    training = Training()
+    model = training.model
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for first in range(0, N_RECORDS, N_LANES * LANE):
+        end = min(first + N_LANES * LANE, N_RECORDS)
+        n_lanes = min(N_LANES, (end - first) // 2)
+        borders = [first + (end - first) * lane // n_lanes for lane in range(n_lanes + 1)]
+        sums = [lane_sum(model, trained, a, b) for a, b in itertools.pairwise(borders)]
+        total = sums[0]
+        for other in sums[1:]:
+            total = [a + b for a, b in zip(total, other)]
+        for parameter, gradient in zip(trained, total):
+            parameter.grad = gradient / (end - first) if n_lanes > 1 else gradient
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        training.optimizer.step()
+        for _ in range(N_LANES):
+            training.scheduler.step()
+    return model
+
+
+def lane_sum(model, trained, first: int, end: int) -> list[torch.Tensor]:
+    model.zero_grad()
+    for at in range(first, end, BATCH):
+        chosen = slice(at, min(at + BATCH, end))
+        loss = nn.functional.cross_entropy(model(X[chosen]), Y[chosen])
+        (loss / ACCUMULATION).backward()
+    return [parameter.grad * (end - first) for parameter in trained]
+
+
+def main(folder: Path, n_workers: int, kills: list[int]) -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION, cpu=True)
+    training, faults = Training(), Faults(folder, n_workers, kills)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
+    evaluated = DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20)
+    model, optimizer, loader, evaluated, scheduler = accelerator.prepare(
+        training.model, training.optimizer, loader, evaluated, training.scheduler
+    )
+    assert len(loader) == N_STEPS * ACCUMULATION
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients and "ELASTICDL_DESCRIBE" not in os.environ:
+            with torch.no_grad():
+                torch.rand(len([model(x) for x, _ in evaluated]))
+            faults.between(accelerator.job.step)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(folder / "state"))
+    accelerator.print(f"ended after {accelerator.job.step} steps")
+    states = {"model": model.state_dict(), "lr": scheduler.get_last_lr()}
+    (folder / f"end-{os.getpid()}").write_bytes(_state.dump(states))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), [int(kill) for kill in sys.argv[3:]])

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Lightning module and its trainer, as jobs and the test run them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import elasticdl.lightning  # noqa: F401
+from elasticdl import _state, _torch_flat
+from own_step_script import Faults
+
+N_LANES, BATCH, EPOCHS = 3, 8, 2
+# The last step of an epoch has fewer records.
+N_RECORDS = 125
+STEPS_PER_EPOCH = -(-N_RECORDS // (N_LANES * BATCH))
+N_STEPS = EPOCHS * STEPS_PER_EPOCH
+X = torch.randn(N_RECORDS, 6, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
+
+
+class Classifier(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        torch.rand(3)  # Random numbers outside the step do not matter.
+        self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+        plateau = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}, {"scheduler": plateau}]
+
+
+class Seen(Callback):
+    """A callback with state: what it has seen. It also kills workers."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.seen: list[str] = []
+        self._faults = faults
+
+    def state_dict(self) -> dict:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.seen = list(state["seen"])
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        self.seen.append(f"step {trainer.current_epoch} {trainer.global_step}")
+        if self._faults is not None:
+            self._faults.between(trainer.global_step)
+
+    def on_validation_epoch_end(self, trainer, *_) -> None:
+        if not trainer.sanity_checking:
+            self.seen.append(f"validated {trainer.callback_metrics['val_loss']:.6f}")
+
+    def on_train_epoch_end(self, trainer, *_) -> None:
+        self.seen.append(f"epoch {trainer.current_epoch}")
+
+
+def plain() -> nn.Module:
+    """Trains without a job, on the same lanes."""
+    _torch_flat.make_repeatable(1)
+    module = Classifier()
+    [optimizer], schedules = module.configure_optimizers()
+    for _ in range(EPOCHS):
+        for first in range(0, N_RECORDS, N_LANES * BATCH):
+            end = min(first + N_LANES * BATCH, N_RECORDS)
+            n_lanes = min(N_LANES, (end - first) // 2)
+            borders = [first + (end - first) * lane // n_lanes for lane in range(n_lanes + 1)]
+            total = None
+            for a, b in itertools.pairwise(borders):
+                module.zero_grad()
+                nn.functional.cross_entropy(module.net(X[a:b]), Y[a:b]).backward()
+                lane = [parameter.grad * (b - a) for parameter in module.parameters()]
+                total = lane if total is None else [x + y for x, y in zip(total, lane)]
+            for parameter, gradient in zip(module.parameters(), total):
+                parameter.grad = gradient / (end - first)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            optimizer.step()
+            schedules[0]["scheduler"].step()
+        schedules[1]["scheduler"].step()
+    return module
+
+
+def main(folder: Path, n_workers: int, kills: list[int]) -> None:
+    is_first = "ELASTICDL_DESCRIBE" in os.environ
+    seen = Seen(None if is_first else Faults(folder, n_workers, kills))
+    best = ModelCheckpoint(folder / "best", monitor="val_loss")
+    module = Classifier()
+    trainer = Trainer(
+        strategy="elasticdl",
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        gradient_clip_val=0.5,
+        callbacks=[seen, best, EarlyStopping("val_loss", patience=5)],
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(
+        module,
+        DataLoader(TensorDataset(X, Y), batch_size=BATCH),
+        DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20),
+    )
+    states = {
+        "model": module.state_dict(),
+        "seen": seen.seen,
+        "best": [Path(best.best_model_path).name, best.best_model_score],
+        "end": [trainer.current_epoch, trainer.global_step],
+    }
+    (folder / f"end-{os.getpid()}").write_bytes(_state.dump(states))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), [int(kill) for kill in sys.argv[3:]])

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training loops with Accelerate: whole jobs, and what they refuse."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+from safetensors.torch import load_file  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler  # noqa: E402
+
+import accelerate_script as script  # noqa: E402
+import elasticdl.accelerate  # noqa: E402
+from conftest import ROOT, Cluster  # noqa: E402
+from elasticdl import _state, _trainers  # noqa: E402
+
+
+def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int) -> dict:
+    """Runs a job; returns what its workers have at the end."""
+    folder.mkdir()
+    words = [script.__file__, str(folder), str(n_workers), *map(str, kills)]
+    # The others wait for those that replace killed ones.
+    workers = f"--workers={n_workers}:{n_workers}"
+    flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
+    done = cluster.run("run", *flags, *words)
+    assert done.stdout.count("ended after") + done.stderr.count("ended after") == 1
+    cluster.run("audit", folder.name)
+    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
+    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
+    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
+    ends = {path.read_bytes() for path in folder.glob("end-*")}
+    assert len(ends) == 1, "all workers have the same bits"
+    return _state.parse(ends.pop())
+
+
+def check(found: dict[str, torch.Tensor]) -> None:
+    wanted = script.plain().state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], values) for name, values in wanted.items())
+
+
+def test_a_loop_has_the_bits_of_one_process_after_a_kill(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    end = train(cluster, folder, 2, 3)
+    check(end["model"])
+    check(load_file(folder / "state" / "model.safetensors"))
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "sentence"),
+    [
+        (Numbers(), {}, "an iterable dataset"),
+        ([1, 2, 3], {"drop_last": True}, "drop_last=True"),
+        ([1, 2, 3], {"num_workers": 2}, "num_workers=2"),
+        ([1, 2, 3], {"sampler": WeightedRandomSampler([1.0] * 3, 3)}, "a sampler of its own"),
+    ],
+)
+def test_loaders_that_a_job_cannot_follow_are_refused(
+    dataset: object, options: dict, sentence: str
+) -> None:
+    with pytest.raises(elasticdl.ZooError, match=sentence):
+        _trainers.check_loader("it", DataLoader(dataset, batch_size=2, **options))
+
+
+def test_the_example_changes_two_lines_and_runs_without_a_job(cluster: Cluster) -> None:
+    example = ROOT / "examples" / "accelerate_classify.py"
+    code = example.read_text()
+    text = ast.get_docstring(ast.parse(code), clean=False)
+    changed = [
+        line for line in code.replace(text, "").splitlines() if re.search("elasticdl|epochs", line)
+    ]
+    assert len(changed) == 2, changed
+    import runpy
+
+    runpy.run_path(str(example), run_name="__main__")

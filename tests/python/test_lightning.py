@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Trainer: whole jobs, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lightning")
+
+from lightning.pytorch import Trainer  # noqa: E402
+
+import elasticdl.lightning  # noqa: E402
+import lightning_script as script  # noqa: E402
+from conftest import ROOT, Cluster  # noqa: E402
+from elasticdl import _state  # noqa: E402
+
+
+def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int) -> dict:
+    """Runs a job; returns what its workers have at the end."""
+    folder.mkdir()
+    words = [script.__file__, str(folder), str(n_workers), *map(str, kills)]
+    # The others wait for those that replace killed ones.
+    workers = f"--workers={n_workers}:{n_workers}"
+    flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
+    cluster.run("run", *flags, *words)
+    cluster.run("audit", folder.name)
+    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
+    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
+    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
+    ends = {path.read_bytes() for path in folder.glob("end-*")}
+    assert len(ends) == 1, "all workers have the same bits, callbacks and counters"
+    return _state.parse(ends.pop())
+
+
+def check(end: dict, folder: Path) -> None:
+    wanted = script.plain().state_dict()
+    assert end["model"].keys() == wanted.keys()
+    assert all(torch.equal(end["model"][name], values) for name, values in wanted.items())
+    assert end["end"] == [script.EPOCHS, script.N_STEPS]
+    epoch = [*["step"] * script.STEPS_PER_EPOCH, "validated", "epoch"]
+    assert [event.split()[0] for event in end["seen"]] == epoch * script.EPOCHS
+    best = torch.load(folder / "best" / end["best"][0])
+    assert all(torch.equal(best["state_dict"][name], values) for name, values in wanted.items())
+
+
+def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    check(train(cluster, folder, 2, script.STEPS_PER_EPOCH), folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("accumulate_grad_batches", 2),
+        ("fast_dev_run", True),
+        ("limit_train_batches", 0.5),
+        ("overfit_batches", 1),
+        ("reload_dataloaders_every_n_epochs", 1),
+    ],
+)
+def test_arguments_that_a_job_cannot_follow_are_refused(option: str, value: object) -> None:
+    trainer = Trainer(accelerator="cpu", logger=False, barebones=False, **{option: value})
+    with pytest.raises(elasticdl.ZooError, match=f"^{option}=.* does not work in a job: "):
+        elasticdl.lightning._check(trainer, script.Classifier())
+
+
+def test_the_example_changes_two_lines() -> None:
+    code = (ROOT / "examples" / "lightning_classify.py").read_text()
+    lines = [line.strip() for line in code.splitlines()[8:] if "elasticdl" in line]
+    assert lines == ["import elasticdl.lightning  # noqa: F401", 'strategy="elasticdl",']

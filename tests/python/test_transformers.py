@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's Trainer: whole jobs, and what they refuse."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import elasticdl.transformers  # noqa: E402
+import transformers_script as script  # noqa: E402
+from conftest import ROOT, Cluster  # noqa: E402
+from elasticdl import _state  # noqa: E402
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+def train(cluster: Cluster, folder: Path, kind: str, n_workers: int, *kills: int) -> dict:
+    """Runs a job; returns what its workers have at the end."""
+    folder.mkdir()
+    words = [script.__file__, kind, str(folder), str(n_workers), *map(str, kills)]
+    # The others wait for those that replace killed ones.
+    workers = f"--workers={n_workers}:{n_workers}"
+    flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
+    cluster.run("run", *flags, *words, **OFFLINE)
+    cluster.run("audit", folder.name)
+    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
+    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
+    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
+    ends = {path.read_bytes() for path in folder.glob("end-*")}
+    assert len(ends) == 1, "all workers have the same bits, logs and callbacks"
+    return _state.parse(ends.pop())
+
+
+def expected(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """What a process trains without a job, on the same lanes."""
+    lines = {line for path in folder.glob("seeds-*") for line in path.read_text().splitlines()}
+    seeds: dict[str, int] = {}
+    for step, text, seed in map(json.loads, lines):
+        assert seeds.setdefault(json.dumps([step, text]), seed) == seed
+    return script.plain(kind, folder, seeds).state_dict()
+
+
+def check(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert torch.equal(found[name], values), name
+
+
+def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    end = train(cluster, folder, "gpt2", 2, script.STEPS_PER_EPOCH)
+    wanted = expected(folder, "gpt2")
+    check(end["model"], wanted)
+    epoch = ["epoch", *["step"] * script.STEPS_PER_EPOCH, "loss"]
+    assert [event.split()[0] for event in end["seen"]] == epoch * script.EPOCHS
+    assert end["end"][0] == script.N_STEPS and end["end"][2] == script.EPOCHS
+    saved = transformers.GPT2LMHeadModel.from_pretrained(folder / "saved")
+    check(saved.state_dict(), wanted)
+    exported = torch.load(cluster.job("killed") / "output" / "model.pt")
+    check(exported, wanted)
+    assert (folder / "output" / f"checkpoint-{script.N_STEPS}" / "trainer_state.json").exists()
+
+
+def test_lanes_are_what_devices_are_to_the_arguments(tmp_path: Path) -> None:
+    wanted = script.plain("still", tmp_path, {})
+    records, evaluated = script.data("still")
+    accumulation = script.N_LANES * script.ACCUMULATION
+    args = script.arguments("still", tmp_path, gradient_accumulation_steps=accumulation)
+    model = script.make_model("still")
+    trainer = elasticdl.transformers.ElasticTrainer(model, args, script.collate, records, evaluated)
+    assert trainer.job is None, "without a job, it is an ordinary trainer"
+    trainer.train()
+    assert trainer.state.global_step == script.N_STEPS
+    for found, parameter in zip(model.parameters(), wanted.parameters()):
+        torch.testing.assert_close(found, parameter, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("auto_find_batch_size", True),
+        ("data_seed", 3),
+        ("dataloader_drop_last", True),
+        ("dataloader_num_workers", 2),
+        ("include_num_input_tokens_seen", True),
+        ("optim", "adalomo"),
+        ("split_batches", True),
+        ("train_sampling_strategy", "group_by_length"),
+    ],
+)
+def test_arguments_that_a_job_cannot_follow_are_refused(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    options = (
+        {"accelerator_config": {option: value}} if option == "split_batches" else {option: value}
+    )
+    args = script.arguments("gpt2", tmp_path, **options)
+    with pytest.raises(elasticdl.ZooError, match=f"^{option}.* does not work in a job: "):
+        elasticdl.transformers._check_arguments(args)
+
+
+def test_another_launcher_is_refused() -> None:
+    args = SimpleNamespace(accelerator_config=None, optim="adamw_torch", world_size=4, n_gpu=0)
+    with pytest.raises(elasticdl.ZooError, match="4 devices; start it with `elasticdl run`"):
+        elasticdl.transformers._check_arguments(args)
+
+
+def test_what_cannot_start_a_job_is_refused_before_it(cluster: Cluster, tmp_path: Path) -> None:
+    words = ["run", script.__file__, "resumed", str(tmp_path), "1"]
+    done = cluster.run(*words, code=2, **OFFLINE)
+    assert "resume_from_checkpoint='old' cannot start a job" in done.stderr
+    assert not [*cluster.home.glob("jobs/*")]
+
+
+def test_the_example_changes_one_line() -> None:
+    code = (ROOT / "examples" / "transformers_gpt2.py").read_text()
+    text = ast.get_docstring(ast.parse(code), clean=False)
+    lines = [line for line in code.replace(text, "").splitlines() if "lastic" in line]
+    assert lines == ["from elasticdl.transformers import ElasticTrainer as Trainer"]
