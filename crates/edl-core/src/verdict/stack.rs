@@ -13,9 +13,11 @@ pub(super) fn of(facts: &Facts, found: &Found) -> Option<String> {
     let process = found.process?;
     let logged = facts.logged.iter().filter(|entry| entry.instance == process);
     let in_text = MARKS.iter().find_map(|mark| from(&found.text, mark));
+    // Events about failed work leave the traceback to the reason for the end of the job.
+    let in_reason = || from(&facts.reason, MARKS[0]);
     // In the log, the surest kind first, and the newest of it.
     let in_log = |mark: &str| logged.clone().rev().find_map(|entry| from(&entry.text, mark));
-    in_text.or_else(|| MARKS.iter().find_map(|mark| in_log(mark)))
+    in_text.or_else(in_reason).or_else(|| MARKS.iter().find_map(|mark| in_log(mark)))
 }
 
 fn from(text: &str, mark: &str) -> Option<String> {

@@ -67,6 +67,16 @@ fn the_first_cause_wins_over_its_symptoms() {
 }
 
 #[test]
+fn the_reason_for_the_end_has_the_traceback_that_events_leave_out() {
+    let event = "batch 0/3 (records 9) failed on worker-1: KeyError: 1";
+    let reason = "batch 0/3 (records 9) failed 2 times, most recently on worker-1: Traceback (most \
+                  recent call last):\n  File \"m.py\", line 7, in deep_inside\nKeyError: 1";
+    let found = verdict(&failed(reason, vec![noted(50.0, EventKind::WorkFailed, event)]));
+    assert_eq!((found.cause, found.process), (Cause::CodeError, Some(WORKER)));
+    assert!(found.stack.unwrap().contains("in deep_inside"));
+}
+
+#[test]
 fn only_the_crashes_that_the_job_gave_up_for_count() {
     let crashed = |at, id| {
         noted(at, EventKind::WorkerCrashed, &format!("worker-{id} exited with code 1; see its log"))
