@@ -69,11 +69,7 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
             Report::Heartbeat { waiting_for: heartbeat.waiting_for(), progress: heartbeat.progress }
         }
         Kind::Spending(spending) => Report::Spending(time_report(&spending)?),
-        Kind::CheckpointDone(proto::CheckpointDone { checkpoint, generation, files }) => {
-            let (checkpoint, generation) = (CheckpointId(checkpoint), Generation(generation));
-            let files = files.into_iter().map(Into::into).collect();
-            Report::CheckpointDone { checkpoint, generation, files }
-        }
+        Kind::CheckpointDone(done) => checkpoint_done(done),
         Kind::CheckpointFailed(proto::CheckpointFailed { checkpoint, error }) => {
             Report::CheckpointFailed { checkpoint: CheckpointId(checkpoint), error }
         }
@@ -109,6 +105,13 @@ fn batch_done(done: &proto::BatchDone) -> worker::Report {
     let proto::BatchDone { epoch, index, generation, loss } = *done;
     let (batch, generation) = (BatchId { epoch, index }, Generation(generation));
     worker::Report::BatchDone { batch, generation, loss }
+}
+
+fn checkpoint_done(done: proto::CheckpointDone) -> worker::Report {
+    let proto::CheckpointDone { checkpoint, generation, files } = done;
+    let (checkpoint, generation) = (CheckpointId(checkpoint), Generation(generation));
+    let files = files.into_iter().map(Into::into).collect();
+    worker::Report::CheckpointDone { checkpoint, generation, files }
 }
 
 fn formed(report: &proto::Formed) -> MemberReport {
