@@ -165,7 +165,10 @@ impl Instances {
                 }
                 Some((*instance, cause))
             }
-            Report::AllDeleted { .. } | Report::Trouble(_) | Report::Granted { .. } => None,
+            Report::MasterDeleted
+            | Report::AllDeleted { .. }
+            | Report::Trouble(_)
+            | Report::Granted { .. } => None,
         }
     }
 

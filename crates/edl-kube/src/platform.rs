@@ -419,6 +419,7 @@ impl Platform {
         };
         match departure.next(n_left, now) {
             Next::Wait => {}
+            Next::Warn => self.report_all(vec![Report::MasterDeleted]).await,
             Next::Save(within) => {
                 let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
                 self.report_all(vec![Report::AllDeleted { within_ms }]).await;

@@ -163,6 +163,7 @@ async fn a_master_whose_pod_is_deleted_with_all_others_saves_the_job() {
     let mut stage = Stage::new(api, Some("me"));
     stage.report().await;
     stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
+    assert_eq!(stage.report().await, Report::MasterDeleted);
     stage.api.set(NAME, DELETED.0, DELETED.1);
     let leaving = Report::Leaving { instance: W0, pid: pid_of("w"), how: Ended::Deleted };
     assert_eq!(stage.report().await, leaving);
