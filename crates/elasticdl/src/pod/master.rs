@@ -182,13 +182,17 @@ async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Resu
         }
     };
     let exit = exit_of_master(ended);
-    if departure.leaving.is_cancelled() {
-        // Its pods are being deleted, and a stop because of that is not the end of an operator's job.
+    let is_leaving = departure.leaving.is_cancelled();
+    if !is_reported(exit, is_leaving) {
         return Ok(exit);
     }
     reporter.abort_all();
     if let (Some(board), Some(note)) = (&board, note(&job)) {
         board.report(&note).await;
+    }
+    if is_leaving {
+        // All pods are being deleted already.
+        return Ok(exit);
     }
     // Processes that know of the end exit by themselves, most of them at once. A custom training
     // loop may do more work after its last step.
@@ -196,6 +200,12 @@ async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Resu
     let grace = if has_more { CUSTOM_LOOP_GRACE + EXIT_GRACE } else { EXIT_GRACE };
     let _ = tokio::time::timeout(grace, platform.join_next()).await;
     Ok(exit)
+}
+
+/// Whether the operator learns how the master exits. A stop because its pods are being deleted is not
+/// the end of the operator's job; any other end is, and the next master does not report it.
+fn is_reported(exit: Exit, is_leaving: bool) -> bool {
+    !is_leaving || exit != Exit::Stopped
 }
 
 /// Reports the job's progress to the operator whenever it has changed, until the master leaves.
@@ -303,6 +313,14 @@ fn write_message(status: &proto::JobStatus) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_operator_learns_of_every_end_but_a_stop_because_of_the_deletion() {
+        for exit in [Exit::Ok, Exit::Failed, Exit::Stopped] {
+            assert!(is_reported(exit, false));
+            assert_eq!(is_reported(exit, true), exit != Exit::Stopped);
+        }
+    }
 
     #[test]
     fn the_end_of_a_long_reason_is_kept() {
