@@ -65,17 +65,26 @@ struct Departure {
 impl Departure {
     /// Waits until a master that was asked to exit must do so.
     async fn overdue(&self, pod: &Pod, controller: &Controller) {
+        if self.may_save(controller.is_deleted(pod)).await {
+            controller.leave();
+            tokio::time::sleep(LEAVE_LIMIT).await;
+        }
+    }
+
+    /// Waits until the master is asked to exit, or its pod is deleted; returns whether it may have to
+    /// save the job. `is_deleted` asks the API server, which may not respond: the platform's watch may
+    /// have shown the deletion already.
+    async fn may_save(&self, is_deleted: impl Future<Output = bool>) -> bool {
         tokio::select! {
-            () = self.leaving.cancelled() => {}
+            () = self.leaving.cancelled() => true,
             () = self.asked.cancelled() => {
-                if !self.is_serving.get() || !controller.is_deleted(pod).await {
-                    return;
+                if !self.is_serving.get() || !is_deleted.await && !self.leaving.is_cancelled() {
+                    return false;
                 }
                 self.leaving.cancel();
+                true
             }
         }
-        controller.leave();
-        tokio::time::sleep(LEAVE_LIMIT).await;
     }
 }
 
@@ -313,6 +322,33 @@ fn write_message(status: &proto::JobStatus) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether a master that is asked to exit may save its job, and whether it is leaving then. The
+    /// watch shows the deletion of its pod while the API server is asked.
+    async fn asked(is_serving: bool, is_listed: bool, is_watched: bool) -> (bool, bool) {
+        let departure = Departure::default();
+        departure.is_serving.set(is_serving);
+        departure.asked.cancel();
+        let is_deleted = async {
+            if is_watched {
+                departure.leaving.cancel();
+            }
+            is_listed
+        };
+        (departure.may_save(is_deleted).await, departure.leaving.is_cancelled())
+    }
+
+    #[tokio::test]
+    async fn a_master_that_is_asked_to_exit_stays_if_its_pod_was_deleted() {
+        assert_eq!(asked(true, true, false).await, (true, true));
+        assert_eq!(asked(true, false, false).await, (false, false), "it was evicted, for example");
+        assert_eq!(asked(false, true, false).await, (false, false), "there is nothing to save");
+    }
+
+    #[tokio::test]
+    async fn a_deletion_that_was_watched_counts_if_the_api_server_does_not_respond() {
+        assert_eq!(asked(true, false, true).await, (true, true));
+    }
 
     #[test]
     fn the_operator_learns_of_every_end_but_a_stop_because_of_the_deletion() {
