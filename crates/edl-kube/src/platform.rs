@@ -25,10 +25,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
-use tokio_util::sync::CancellationToken;
 
 use crate::board::Board;
 use crate::calls::{Answer, Pods, wait_of};
+use crate::leaving::Leaving;
 use crate::manifest::PodExtras;
 use crate::note::Grant;
 use crate::{facts, names};
@@ -60,8 +60,8 @@ pub struct Config {
     /// Whether a user has deleted the pod of the last master. If all others are deleted, too, the
     /// job is to stop.
     pub was_deleted: bool,
-    /// Cancelled when a user has deleted the pod of this master.
-    pub leaving: CancellationToken,
+    /// Begins when a user has deleted the pod of this master.
+    pub leaving: Leaving,
 }
 
 /// Why a platform stopped.
@@ -397,7 +397,7 @@ impl Platform {
                 self.end = Some(End::Superseded);
             }
             PodState::Leaving(Ended::Deleted) if is_mine => {
-                self.config.leaving.cancel();
+                self.config.leaving.begin(seen.grace);
                 self.departure = Some(Departure::new(seen.grace, now));
             }
             PodState::Leaving(_) if is_mine => self.end = Some(End::Superseded),

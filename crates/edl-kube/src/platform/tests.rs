@@ -19,7 +19,7 @@ struct Stage {
     orders: Option<mpsc::Sender<Order>>,
     reports: mpsc::Receiver<Report>,
     platform: JoinSet<End>,
-    leaving: CancellationToken,
+    leaving: Leaving,
 }
 
 impl Stage {
@@ -35,7 +35,7 @@ impl Stage {
             volume: "host_path=/data,mount_path=/data".into(),
             ..JobSpec::default()
         };
-        let leaving = CancellationToken::new();
+        let leaving = Leaving::default();
         let config = Config {
             spec,
             namespace: "n".into(),
@@ -144,7 +144,7 @@ async fn a_master_whose_pod_is_deleted_alone_creates_nothing_more_and_exits() {
     let mut stage = Stage::new(api, Some("me"));
     stage.report().await;
     stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
-    timeout(LIMIT, stage.leaving.cancelled()).await.unwrap();
+    assert_eq!(timeout(LIMIT, stage.leaving.begun()).await.unwrap(), Duration::from_secs(30));
     let w1 = InstanceId { id: 1, ..W0 };
     stage.order(Order::Launch { instance: w1, memory_percent: 100, is_spare: false }).await;
     // The next master is there, and waits.
