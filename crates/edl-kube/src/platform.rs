@@ -413,11 +413,10 @@ impl Platform {
 
     /// Follows the deletion of this master's pod.
     async fn check_departure(&mut self, now: Instant) {
-        let n_left = self.roster.n_left();
         let Some(departure) = self.departure.as_mut().filter(|_| self.roster.is_listed()) else {
             return;
         };
-        match departure.next(n_left, now) {
+        match departure.next(self.roster.n_left(), now) {
             Next::Wait => {}
             Next::Warn => self.report_all(vec![Report::MasterDeleted]).await,
             Next::Save(within) => {
