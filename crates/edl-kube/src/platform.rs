@@ -116,7 +116,7 @@ struct Platform {
     undeleted: Vec<Undeleted>,
     /// The last problem with the API server itself.
     trouble: Option<Wait>,
-    /// Set once a user has deleted the pod of this master: no pod is created any more.
+    /// Set once a user has deleted the pod of this master: no more pods are created.
     departure: Option<Departure>,
     end: Option<End>,
 }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_master_waits_for_one_that_leaves_but_not_for_ever() {
+    async fn a_new_master_waits_for_one_that_leaves_but_not_forever() {
         let folder = tempfile::tempdir().unwrap();
         let dir = JobDir::new(folder.path());
         let (last, next) = (controller(&dir, Some("a")), controller(&dir, Some("a")));
