@@ -429,7 +429,7 @@ MUTATIONS = [
     Mutation(
         "train past a barrier",
         f"{CORE}/job/step_control.rs",
-        "end.min(n_done.saturating_add(self.ahead))",
-        "end.saturating_add(u64::from(MUTANT)).min(n_done.saturating_add(self.ahead))",
+        "end.min(n_done.saturating_add(self.n_ahead()))",
+        "end.saturating_add(u64::from(MUTANT)).min(n_done.saturating_add(self.n_ahead()))",
     ),
 ]

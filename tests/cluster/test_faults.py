@@ -60,12 +60,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("words", [{}, STEPS], ids=["servers", "allreduce"])
+@pytest.mark.parametrize("strategy", [{}, STEPS], ids=["servers", "allreduce"])
 def test_a_job_whose_pods_are_all_deleted_is_saved_and_resumes(
-    submit: Submit, words: dict[str, object]
+    submit: Submit, strategy: dict[str, object]
 ) -> None:
     """The only checkpoint is that of the deletion, so a lost one would show as repeated work."""
-    job = submit("all", **counting(checkpoint_steps=10_000, checkpoint_secs=1000, **words))
+    job = submit("all", **counting(checkpoint_steps=10_000, checkpoint_secs=1000, **strategy))
     job.until("some training", lambda status: status["step"] > 50)
     job.kubectl("delete", "pod", "--selector", f"elasticdl_job_name={job.name}")
     job.until("the job is stopped", lambda status: status["state"] == "stopped")
@@ -80,7 +80,7 @@ def test_a_job_whose_pods_are_all_deleted_is_saved_and_resumes(
     job.resume().succeeds()
     assert job.status()["goodput"]["records"] == 3 * N_RECORDS, "nothing was computed again"
     job.assert_audit(3)
-    if not words:
+    if not strategy:
         job.assert_exactly_once(3)
 
 

@@ -124,7 +124,7 @@ impl BatchPlan {
     /// The numbers of the records of one of `n_lanes` lanes; none for a lane without records.
     ///
     /// # Panics
-    /// If the batch is not of this plan.
+    /// If the plan has no such batch.
     #[must_use]
     pub fn records_of_lane(&self, batch: BatchId, lane: u32, n_lanes: u32) -> Option<Vec<u64>> {
         let n_records = self.n_records_of(batch.index) as usize;

@@ -34,6 +34,9 @@ pub struct Instances {
     /// Ids below are used up.
     next_worker: u32,
     running: BTreeMap<InstanceId, Instance>,
+    /// Workers among them that will not run soon. Counted only when the platform reports something, as
+    /// every step of a world asks for it.
+    n_stuck_workers: usize,
     restarts: BTreeMap<InstanceId, u32>,
     n_worker_crashes: u32,
     n_ps_crashes: u32,
@@ -97,6 +100,7 @@ impl Instances {
             n_ps,
             next_worker: 0,
             running: BTreeMap::new(),
+            n_stuck_workers: 0,
             restarts: BTreeMap::new(),
             n_worker_crashes: 0,
             n_ps_crashes: 0,
@@ -117,6 +121,15 @@ impl Instances {
 
     /// Records a platform's report; returns what the end of a process means.
     pub fn report(&mut self, report: &Report, now: Time) -> Option<(InstanceId, Cause)> {
+        let ended = self.record(report, now);
+        let is_stuck = |(id, instance): &(&InstanceId, &Instance)| {
+            id.role == Role::Worker && instance.is_stuck()
+        };
+        self.n_stuck_workers = self.running.iter().filter(is_stuck).count();
+        ended
+    }
+
+    fn record(&mut self, report: &Report, now: Time) -> Option<(InstanceId, Cause)> {
         match report {
             Report::Running(list) => {
                 self.is_known = true;
@@ -165,7 +178,10 @@ impl Instances {
                 }
                 Some((*instance, cause))
             }
-            Report::AllDeleted { .. } | Report::Trouble(_) | Report::Granted { .. } => None,
+            Report::MasterDeleted
+            | Report::AllDeleted { .. }
+            | Report::Trouble(_)
+            | Report::Granted { .. } => None,
         }
     }
 
@@ -357,10 +373,13 @@ impl Instances {
         &self.running
     }
 
-    /// The workers that run or start, those that leave included, if all servers run.
+    /// The workers that train or may join them soon, those that leave included, if all servers run.
     #[must_use]
     pub fn n_workers(&self) -> usize {
-        self.running.len().saturating_sub(self.n_ps as usize)
+        let n_idle = self.n_ps as usize + self.n_stuck_workers;
+        let n_workers = self.running.len().saturating_sub(n_idle);
+        // Spares join only in place of a worker that is lost.
+        self.max_trainers().map_or(n_workers, |most| n_workers.min(most as usize))
     }
 
     /// How often an instance was started again.

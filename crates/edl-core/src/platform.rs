@@ -190,6 +190,8 @@ pub struct Process {
 pub enum Report {
     /// Everything that runs now: the first report to every new master.
     Running(Vec<Process>),
+    /// A user has deleted the master, perhaps as the first of all processes.
+    MasterDeleted,
     /// A user has deleted all processes, which exit within this time. For a new master, this is the
     /// first report, instead of `Running`, and there is nothing left to save.
     AllDeleted {

@@ -29,6 +29,9 @@ pub use template::template;
 const MAX_PARTITIONS: u32 = 4096;
 /// More than a cluster of thousands of nodes gives one job, and few enough to plan in no time.
 pub const MAX_WORKERS: u32 = 10_000;
+/// The most workers that train together under AllReduce. Each of them has a connection to every
+/// other one and, while they connect, a thread for it.
+pub const MAX_MEMBERS: u32 = 1024;
 
 /// How gradients of several workers are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -378,6 +381,13 @@ impl JobSpec {
             let why = "--lanes and --threads_per_worker must be at least 1";
             return Err(Invalid(why.into()));
         }
+        let asked = self.num_workers.max(self.max_workers.unwrap_or(0));
+        if asked > MAX_MEMBERS {
+            return Err(Invalid(format!(
+                "{asked} workers are too many for AllReduce, where each one connects to all others; \
+                 use at most {MAX_MEMBERS}, or ParameterServerStrategy"
+            )));
+        }
         if self.num_workers.max(most) > lanes {
             return Err(Invalid(format!(
                 "{} workers are more than --lanes={lanes}: every worker needs a lane; raise --lanes",
@@ -482,6 +492,26 @@ mod tests {
             (json!({"log_level": "LOUD"}), "--log_level: expected DEBUG, INFO, WARNING or ERROR"),
         ] {
             assert_eq!(read(given).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn more_workers_than_can_connect_to_each_other_are_refused() {
+        let check = |strategy: &str, given: &str, n: u32| {
+            let mut spec =
+                json!({"job_name": "x", "distribution_strategy": strategy, "lanes": 4096});
+            spec["num_ps_pods"] = json!(u32::from(strategy != "AllreduceStrategy"));
+            spec[given] = json!(n);
+            read(spec).unwrap().check().map_err(|invalid| invalid.0)
+        };
+        let expected = "1025 workers are too many for AllReduce, where each one connects to all \
+                        others; use at most 1024, or ParameterServerStrategy";
+        for given in ["num_workers", "max_workers"] {
+            for strategy in ["AllreduceStrategy", "HybridStrategy"] {
+                assert_eq!(check(strategy, given, MAX_MEMBERS), Ok(()));
+                assert_eq!(check(strategy, given, MAX_MEMBERS + 1).unwrap_err(), expected);
+            }
+            assert_eq!(check("ParameterServerStrategy", given, MAX_MEMBERS + 1), Ok(()));
         }
     }
 

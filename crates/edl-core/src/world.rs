@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::id::{Generation, Incarnation, WorkerId, WorldId};
 use crate::job::LoadFrom;
 use crate::lanes::{self, Span};
+use crate::spec::MAX_MEMBERS;
 
 /// Lanes are assigned again if that shortens a step to less than this share of its time.
 const WORTH_IT: f64 = 0.8;
@@ -234,7 +235,8 @@ impl Worlds {
             .map(|(worker, c)| (c.step.is_none(), !self.is_involved(*worker), *worker))
             .collect();
         ranked.sort_unstable();
-        ranked.truncate(most.unwrap_or(u32::MAX).min(self.n_lanes) as usize);
+        let most = most.unwrap_or(u32::MAX).min(self.n_lanes).min(MAX_MEMBERS);
+        ranked.truncate(most as usize);
         let mut wanted: Vec<WorkerId> = ranked.into_iter().map(|(.., worker)| worker).collect();
         wanted.sort_unstable();
         if wanted.is_empty() {
@@ -519,6 +521,14 @@ mod tests {
         let second = form(&mut worlds, 2, &candidates(&[(0, Some(0)), (1, Some(0))]));
         let has_state: Vec<bool> = second.members.iter().map(|member| member.has_state).collect();
         assert_eq!(has_state, [true, false], "the second worker only claims it");
+    }
+
+    #[test]
+    fn workers_beyond_those_that_can_connect_to_each_other_do_not_train() {
+        let mut worlds = Worlds::new(4096, 1, None);
+        let too_many: Vec<(u32, Option<u64>)> = (0..MAX_MEMBERS + 1).map(|id| (id, None)).collect();
+        let world = form(&mut worlds, 1, &candidates(&too_many));
+        assert_eq!(world.members.len(), MAX_MEMBERS as usize);
     }
 
     #[test]

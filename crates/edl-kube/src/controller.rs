@@ -26,30 +26,33 @@ const CLOSE_PAUSE: Duration = Duration::from_secs(1);
 const LEAVING_LIMIT: Duration = Duration::from_secs(15);
 const LEAVING_PAUSE: Duration = Duration::from_millis(300);
 
-/// Whether a user has deleted `pod`, the pod of this master, in contrast to the loss of its node, an
-/// eviction or a preemption.
-pub fn is_deleted<'a>(
+/// The grace period of `pod`, the pod of this master, if a user has deleted it. The loss of its node, an
+/// eviction and a preemption do not count.
+pub fn deletion<'a>(
     client: &'a Client,
     namespace: &'a str,
     job: &'a str,
     pod: &'a str,
-) -> BoxFuture<'a, bool> {
+) -> BoxFuture<'a, Option<Duration>> {
     Box::pin(async move {
         let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
         let masters = ListParams::default().labels(&names::role_selector(job, Role::Master));
         match timeout(DELETION_LIMIT, api.list(&masters)).await {
-            Ok(Ok(masters)) => is_deletion(pod, &masters.items),
-            Ok(Err(_)) | Err(_) => false,
+            Ok(Ok(masters)) => grace_of(pod, &masters.items),
+            Ok(Err(_)) | Err(_) => None,
         }
     })
 }
 
-fn is_deletion(mine: &str, masters: &[Pod]) -> bool {
+fn grace_of(mine: &str, masters: &[Pod]) -> Option<Duration> {
     let state = |pod: &Pod| facts::of(pod).state();
     match masters.iter().find(|pod| pod.metadata.name.as_deref() == Some(mine)) {
-        Some(pod) => state(pod) == PodState::Leaving(Ended::Deleted),
+        Some(pod) => (state(pod) == PodState::Leaving(Ended::Deleted)).then(|| facts::grace(pod)),
         // It was deleted by force; after the loss of its node, it has a successor.
-        None => !masters.iter().any(|pod| state(pod) == PodState::Running),
+        None => {
+            let has_successor = masters.iter().any(|pod| state(pod) == PodState::Running);
+            (!has_successor).then_some(Duration::ZERO)
+        }
     }
 }
 
@@ -121,7 +124,11 @@ mod tests {
         let pod = |name: &str, is_leaving: bool, conditions: Value| -> Pod {
             let deleted = is_leaving.then_some("2026-01-01T00:00:00Z");
             serde_json::from_value(json!({
-                "metadata": { "name": name, "deletionTimestamp": deleted },
+                "metadata": {
+                    "name": name,
+                    "deletionTimestamp": deleted,
+                    "deletionGracePeriodSeconds": is_leaving.then_some(120),
+                },
                 "status": { "phase": "Running", "conditions": conditions },
             }))
             .unwrap()
@@ -131,14 +138,16 @@ mod tests {
             pod("me", true, json!([target]))
         };
         let successor = pod("other", false, json!([]));
-        assert!(is_deletion("me", &[pod("me", true, json!([]))]));
-        assert!(!is_deletion("me", &[pod("me", false, json!([]))]), "it crashed");
-        assert!(is_deletion("me", &[]), "deleted by force");
-        assert!(!is_deletion("me", &[successor.clone()]), "the node was lost, and has come back");
+        let patched = Some(Duration::from_secs(120));
+        assert_eq!(grace_of("me", &[pod("me", true, json!([]))]), patched);
+        assert_eq!(grace_of("me", &[pod("me", false, json!([]))]), None, "it crashed");
+        assert_eq!(grace_of("me", &[]), Some(Duration::ZERO), "deleted by force");
+        let lost = grace_of("me", &[successor.clone()]);
+        assert_eq!(lost, None, "the node was lost, and has come back");
         assert!(is_other_leaving("other", &[pod("me", true, json!([])), successor.clone()]));
         assert!(!is_other_leaving("me", &[pod("me", true, json!([])), successor.clone()]));
         for reason in ["DeletionByTaintManager", "EvictionByEvictionAPI", "PreemptionByScheduler"] {
-            assert!(!is_deletion("me", &[disrupted(reason)]), "{reason}");
+            assert_eq!(grace_of("me", &[disrupted(reason)]), None, "{reason}");
         }
     }
 

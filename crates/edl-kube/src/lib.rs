@@ -12,6 +12,7 @@ pub mod client;
 pub mod controller;
 pub mod facts;
 pub mod inside;
+pub mod leaving;
 pub mod manifest;
 pub mod names;
 pub mod note;

@@ -25,10 +25,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
-use tokio_util::sync::CancellationToken;
 
 use crate::board::Board;
 use crate::calls::{Answer, Pods, wait_of};
+use crate::leaving::Leaving;
 use crate::manifest::PodExtras;
 use crate::note::Grant;
 use crate::{facts, names};
@@ -60,8 +60,8 @@ pub struct Config {
     /// Whether a user has deleted the pod of the last master. If all others are deleted, too, the
     /// job is to stop.
     pub was_deleted: bool,
-    /// Cancelled when a user has deleted the pod of this master.
-    pub leaving: CancellationToken,
+    /// Begins when a user has deleted the pod of this master.
+    pub leaving: Leaving,
 }
 
 /// Why a platform stopped.
@@ -116,7 +116,7 @@ struct Platform {
     undeleted: Vec<Undeleted>,
     /// The last problem with the API server itself.
     trouble: Option<Wait>,
-    /// Set once a user has deleted the pod of this master: no pod is created any more.
+    /// Set once a user has deleted the pod of this master: no more pods are created.
     departure: Option<Departure>,
     end: Option<End>,
 }
@@ -397,7 +397,7 @@ impl Platform {
                 self.end = Some(End::Superseded);
             }
             PodState::Leaving(Ended::Deleted) if is_mine => {
-                self.config.leaving.cancel();
+                self.config.leaving.begin(seen.grace);
                 self.departure = Some(Departure::new(seen.grace, now));
             }
             PodState::Leaving(_) if is_mine => self.end = Some(End::Superseded),
@@ -413,12 +413,12 @@ impl Platform {
 
     /// Follows the deletion of this master's pod.
     async fn check_departure(&mut self, now: Instant) {
-        let n_left = self.roster.n_left();
         let Some(departure) = self.departure.as_mut().filter(|_| self.roster.is_listed()) else {
             return;
         };
-        match departure.next(n_left, now) {
+        match departure.next(self.roster.n_left(), now) {
             Next::Wait => {}
+            Next::Warn => self.report_all(vec![Report::MasterDeleted]).await,
             Next::Save(within) => {
                 let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
                 self.report_all(vec![Report::AllDeleted { within_ms }]).await;

@@ -205,9 +205,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
     }
     let mut durable = opened.durable;
     if config.resume {
-        durable.failures.clear();
-        // What the flags say counts again.
-        durable.workers_wanted = None;
+        durable.resume();
     }
     durable.end = None;
     while let Err(error) = store.persist(&durable.changes(&stored)) {

@@ -317,9 +317,10 @@ pub(crate) fn to_status(refusal: Refusal) -> Status {
     let why = refusal.to_string();
     match refusal {
         Refusal::Ended => Status::unavailable(why),
-        Refusal::Lanes { .. } | Refusal::MaxWorkers { .. } | Refusal::MinWorkers { .. } => {
-            Status::invalid_argument(why)
-        }
+        Refusal::Lanes { .. }
+        | Refusal::Members { .. }
+        | Refusal::MaxWorkers { .. }
+        | Refusal::MinWorkers { .. } => Status::invalid_argument(why),
         Refusal::OnlyKill | Refusal::NoChaos => Status::failed_precondition(why),
         Refusal::NotRunning(_) => Status::not_found(why),
     }

@@ -55,7 +55,7 @@ pub use self::bf16::round_all as round_to_bf16;
 pub use edl_core::member::Move;
 
 /// Most members of a world.
-pub const MAX_MEMBERS: usize = 64;
+pub const MAX_MEMBERS: usize = edl_core::spec::MAX_MEMBERS as usize;
 /// Most bytes of a member in an exchange.
 pub const MAX_EXCHANGE: usize = 4096;
 

@@ -33,8 +33,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A server that is asked to exit waits this long to hear that its job stops,
 const NEWS_TIMEOUT: Duration = Duration::from_secs(2);
-/// and this long for the end of a job that stops.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
+/// and this long for the end of a job that stops. Its platform kills it before, after a grace period
+/// that a user may set.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs a parameter server until the master stops it or `shutdown` is cancelled.
 ///

@@ -43,6 +43,25 @@ fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
 }
 
 #[test]
+fn only_workers_that_may_join_soon_are_counted() {
+    let mut instances = Instances::new(2, 0, 2);
+    instances.report(&Report::Running(Vec::new()), Time::ZERO);
+    instances.reconcile(Time::ZERO);
+    assert_eq!(instances.n_workers(), 2, "both start");
+    for (why, expected) in [
+        (Wait::Quota("2 pods".into()), 1),
+        (Wait::Unschedulable("no node".into()), 1),
+        (Wait::Starting, 2),
+    ] {
+        instances.report(&Report::Waiting { instance: W0, why }, Time::ZERO);
+        assert_eq!(instances.n_workers(), expected);
+    }
+    let mut instances = started(2).with_spares(3);
+    instances.reconcile(Time::ZERO);
+    assert_eq!(instances.n_workers(), 2, "spares wait for the loss of a worker");
+}
+
+#[test]
 fn a_lost_worker_is_replaced_by_a_process_that_starts_as_a_spare() {
     let mut instances = Instances::new(2, 0, 2).with_spares(1);
     instances.report(&Report::Running(Vec::new()), Time::ZERO);

@@ -93,6 +93,17 @@ impl Durable {
         self.checkpoints.len() - n_known
     }
 
+    /// A user resumes the job: only what is true of its parameters and its data is kept.
+    pub fn resume(&mut self) {
+        self.failures.clear();
+        // What the flags say counts again.
+        self.workers_wanted = None;
+        // The script has left its loop, and that job is over. In this one, it decides again.
+        if self.end == Some(End::Succeeded) {
+            self.last_step = None;
+        }
+    }
+
     /// The newest last. Names of earlier builds cannot be read, and are of older checkpoints.
     pub(super) fn sort_checkpoints(&mut self) {
         self.checkpoints.sort_by_cached_key(|checkpoint| {

@@ -115,6 +115,7 @@ impl Job {
                     steps.set_survivors(workers.map(|instance| WorkerId(instance.id)));
                 }
             }
+            Report::MasterDeleted => self.keep_servers(),
             Report::AllDeleted { within_ms } => {
                 let within = Duration::from_millis(*within_ms);
                 self.stop("all pods of the job were deleted", within, now);

@@ -2,7 +2,7 @@
 //! Why a job refuses a request.
 
 use crate::platform::{ChaosAction, InstanceId};
-use crate::spec::{JobSpec, MAX_WORKERS};
+use crate::spec::{JobSpec, MAX_MEMBERS, MAX_WORKERS};
 use crate::text::counted;
 
 /// The reason, as the caller reads it.
@@ -18,6 +18,11 @@ pub enum Refusal {
     Lanes { workers: u32, lanes: u32 },
     #[error("cannot scale to {workers}: --max_workers is {most}")]
     MaxWorkers { workers: u32, most: u32 },
+    #[error(
+        "cannot scale to {workers}: under AllReduce, each worker connects to all others, and at \
+         most {MAX_MEMBERS} can"
+    )]
+    Members { workers: u32 },
     #[error("cannot scale to {workers}: --min_workers is {least}")]
     MinWorkers { workers: u32, least: u32 },
     #[error("pods support only the chaos action kill")]
@@ -33,6 +38,7 @@ pub(super) fn check_scale(spec: &JobSpec, workers: u32) -> Result<(), Refusal> {
     let (least, most) = (spec.min_workers, spec.max_workers.unwrap_or(MAX_WORKERS));
     match spec.step_lanes() {
         Some(lanes) if workers > lanes => Err(Refusal::Lanes { workers, lanes }),
+        Some(_) if workers > MAX_MEMBERS => Err(Refusal::Members { workers }),
         _ if workers > most => Err(Refusal::MaxWorkers { workers, most }),
         Some(_) if workers < least => Err(Refusal::MinWorkers { workers, least }),
         _ => Ok(()),

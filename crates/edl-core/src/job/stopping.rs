@@ -27,12 +27,19 @@ impl Job {
         if !is_first {
             return;
         }
-        let servers = self.strategy.servers().members().keys();
-        self.effects.extend(servers.map(|ps| Effect::ToPs(*ps, server::Order::Drain)));
+        self.keep_servers();
         if !self.strategy.trains_in_steps() {
             let workers: Vec<WorkerId> = self.roster.worker_ids().collect();
             self.drain(workers, now);
         }
+    }
+
+    /// Makes servers that are asked to exit stay for the checkpoint of a stop. If the master is deleted,
+    /// the stop may follow later than they would stay otherwise; if it does not, the next master's
+    /// welcome cancels this.
+    pub(super) fn keep_servers(&mut self) {
+        let servers = self.strategy.servers().members().keys();
+        self.effects.extend(servers.map(|ps| Effect::ToPs(*ps, server::Order::Drain)));
     }
 
     fn drain(&mut self, workers: Vec<WorkerId>, now: Time) {

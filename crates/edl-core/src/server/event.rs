@@ -94,7 +94,7 @@ pub enum Order {
         folder: String,
         at: Option<u64>,
     },
-    /// The job stops: stay for its checkpoint, even if asked to exit.
+    /// The job stops, or may stop: stay for its checkpoint, even if asked to exit.
     Drain,
     /// Stop for good, for this reason: nothing more is answered.
     Stop(String),

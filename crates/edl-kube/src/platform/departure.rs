@@ -6,8 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long after each deletion the next one may take. Shorter than a parameter server that was asked
-/// to exit waits for its job to stop.
+/// How long after each deletion the next one may take.
 const NEXT_DELETION: Duration = Duration::from_secs(1);
 /// What a master needs of its pod's grace period after it has saved the job.
 const EXIT_MARGIN: Duration = Duration::from_secs(6);
@@ -18,6 +17,8 @@ const MIN_SAVING: Duration = Duration::from_secs(1);
 pub(super) struct Departure {
     /// When the pod is killed.
     ends: Instant,
+    /// The master knows of the deletion.
+    has_warned: bool,
     n_left: usize,
     /// If no other pod is deleted until then, this one is deleted alone.
     until: Instant,
@@ -29,6 +30,9 @@ pub(super) struct Departure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Wait,
+    /// The master must learn of the deletion. Parameter servers that are deleted next exit soon, unless
+    /// they know that they may be needed until all others are deleted, too.
+    Warn,
     /// The job must be saved within this time.
     Save(Duration),
     /// The job continues with the next master.
@@ -38,11 +42,21 @@ pub(super) enum Next {
 impl Departure {
     /// A pod with this grace period is deleted.
     pub(super) fn new(grace: Duration, now: Instant) -> Self {
-        Self { ends: now + grace, n_left: usize::MAX, until: now + NEXT_DELETION, is_known: false }
+        Self {
+            ends: now + grace,
+            has_warned: false,
+            n_left: usize::MAX,
+            until: now + NEXT_DELETION,
+            is_known: false,
+        }
     }
 
     /// What to do while so many other pods are not being deleted.
     pub(super) fn next(&mut self, n_left: usize, now: Instant) -> Next {
+        if !self.has_warned {
+            self.has_warned = true;
+            return Next::Warn;
+        }
         if self.is_known {
             return Next::Wait;
         }
@@ -69,6 +83,7 @@ mod tests {
     fn a_master_whose_pod_is_deleted_alone_exits_for_the_next_one() {
         let now = Instant::now();
         let mut departure = Departure::new(GRACE, now);
+        assert_eq!(departure.next(3, now), Next::Warn);
         assert_eq!(departure.next(3, now), Next::Wait);
         assert_eq!(departure.next(3, now + NEXT_DELETION / 2), Next::Wait);
         assert_eq!(departure.next(3, now + NEXT_DELETION), Next::Exit);
@@ -78,6 +93,7 @@ mod tests {
     fn a_master_whose_pod_is_deleted_with_all_others_saves_the_job_once() {
         let mut now = Instant::now();
         let mut departure = Departure::new(GRACE, now);
+        assert_eq!(departure.next(4, now), Next::Warn);
         for n_left in (1..4).rev() {
             assert_eq!(departure.next(n_left, now), Next::Wait);
             now += NEXT_DELETION * 3 / 4;
@@ -95,7 +111,10 @@ mod tests {
     #[test]
     fn a_short_grace_period_leaves_a_moment_for_a_checkpoint() {
         let now = Instant::now();
-        let next = Departure::new(Duration::from_secs(2), now).next(0, now);
-        assert_eq!(next, Next::Save(MIN_SAVING));
+        let mut departure = Departure::new(Duration::from_secs(2), now);
+        assert_eq!(
+            [0, 0].map(|n_left| departure.next(n_left, now)),
+            [Next::Warn, Next::Save(MIN_SAVING)]
+        );
     }
 }

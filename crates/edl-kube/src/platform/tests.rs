@@ -19,7 +19,7 @@ struct Stage {
     orders: Option<mpsc::Sender<Order>>,
     reports: mpsc::Receiver<Report>,
     platform: JoinSet<End>,
-    leaving: CancellationToken,
+    leaving: Leaving,
 }
 
 impl Stage {
@@ -35,7 +35,7 @@ impl Stage {
             volume: "host_path=/data,mount_path=/data".into(),
             ..JobSpec::default()
         };
-        let leaving = CancellationToken::new();
+        let leaving = Leaving::default();
         let config = Config {
             spec,
             namespace: "n".into(),
@@ -141,14 +141,17 @@ async fn a_master_whose_pod_is_deleted_alone_creates_nothing_more_and_exits() {
     let api = Fake::default();
     api.add("elasticdl-x-master", "master", "me");
     api.add(NAME, "worker", "w");
+    api.set(NAME, "/status/phase", "Running");
     let mut stage = Stage::new(api, Some("me"));
     stage.report().await;
     stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
-    timeout(LIMIT, stage.leaving.cancelled()).await.unwrap();
+    assert_eq!(timeout(LIMIT, stage.leaving.begun()).await.unwrap(), Duration::from_secs(30));
     let w1 = InstanceId { id: 1, ..W0 };
+    assert_eq!(stage.report().await, Report::MasterDeleted);
     stage.order(Order::Launch { instance: w1, memory_percent: 100, is_spare: false }).await;
-    // The next master is there, and waits.
-    stage.api.add("after", "master", "after");
+    stage.order(Order::Stop { instance: w1, grace_ms: 0 }).await;
+    let uncreated = Report::Ended { instance: w1, pid: 0, how: Ended::Deleted };
+    assert_eq!(stage.report().await, uncreated, "it was still to be created");
     let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(end, End::Superseded);
     assert_eq!(stage.api.n_made(), 0);
@@ -163,12 +166,14 @@ async fn a_master_whose_pod_is_deleted_with_all_others_saves_the_job() {
     let mut stage = Stage::new(api, Some("me"));
     stage.report().await;
     stage.api.set("elasticdl-x-master", DELETED.0, DELETED.1);
+    assert_eq!(stage.report().await, Report::MasterDeleted);
+    // The next master is there already, and waits.
+    stage.api.add("after", "master", "after");
     stage.api.set(NAME, DELETED.0, DELETED.1);
     let leaving = Report::Leaving { instance: W0, pid: pid_of("w"), how: Ended::Deleted };
     assert_eq!(stage.report().await, leaving);
     let Report::AllDeleted { within_ms } = stage.report().await else { panic!("it is to save") };
     assert!(within_ms > 10_000, "most of its grace period: {within_ms}");
-    stage.api.add("after", "master", "after");
     // It stays as long as its master has orders.
     stage.order(Order::Stop { instance: W0, grace_ms: 0 }).await;
     let ended = Report::Ended { instance: W0, pid: pid_of("w"), how: Ended::Deleted };

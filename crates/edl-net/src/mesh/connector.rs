@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use edl_core::id::{Incarnation, RunId, WorkerId};
 use edl_core::server::Refusal;
 
-use super::Transport;
 use super::abort::Abort;
 use super::link::{Ends, Link};
+use super::{MAX_MEMBERS, Transport};
 use crate::data::session::{Connection, Party, receive_frame, send_frame};
 use crate::frame::{FrameKind, encode_refusal};
 use crate::handshake::{ClientId, Encryption, Join, Role};
@@ -25,7 +25,7 @@ use crate::wire::{Error, Stream};
 /// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Links that are not fetched yet. A process that has the key could make any number of them.
-const MAX_ARRIVED: usize = 256;
+const MAX_ARRIVED: usize = 2 * MAX_MEMBERS;
 
 /// A member's number, and which start of its process is meant.
 pub(super) type MemberId = (WorkerId, Incarnation);

@@ -64,6 +64,11 @@ impl ReducePlan {
         self.chunks[member].len().div_ceil(BLOCK)
     }
 
+    /// Numbers of a member's longest block. The more members there are, the shorter are their chunks.
+    pub(super) fn longest_block(&self, member: usize) -> usize {
+        self.chunks[member].len().min(BLOCK)
+    }
+
     /// The places in the vector of a block of a member's chunk.
     pub(super) fn block(&self, member: usize, block: usize) -> Range<usize> {
         let chunk = &self.chunks[member];

@@ -11,7 +11,7 @@ use edl_core::id::WorldId;
 
 use super::drive::{Frame, Op, unexpected};
 use super::link::{Link, PeerRegion, number};
-use super::plan::{BLOCK, ReducePlan};
+use super::plan::ReducePlan;
 use super::sum::{Summer, Term};
 use super::{Dtype, Error, PhaseHook, ReducePhase, Transport, bf16};
 use crate::frame::{FrameKind, Header};
@@ -133,9 +133,10 @@ impl<'a> Reduce<'a> {
                 ..PeerProgress::default()
             })
             .collect();
+        let longest = plan.longest_block(task.me);
         for ((window, nodes), peer) in windows.iter_mut().zip(&plan.nodes).zip(&peers) {
             if !peer.is_me && !peer.is_shared {
-                window.resize(WINDOW * nodes.len() * BLOCK, 0.0);
+                window.resize(WINDOW * nodes.len() * longest, 0.0);
             }
         }
         let mut reduce =
@@ -183,13 +184,13 @@ impl<'a> Reduce<'a> {
     fn sum_block(&mut self) {
         let block = self.plan.block(self.task.me, self.n_summed);
         let slot = self.n_summed % WINDOW;
-        let stride = self.plan.stride();
+        let (stride, longest) = (self.plan.stride(), self.plan.longest_block(self.task.me));
         let mut terms = Vec::with_capacity(self.is_half.len());
         for (member, nodes) in self.plan.nodes.iter().enumerate() {
             for node in 0..nodes.len() {
                 let at = node * stride + block.start;
                 let state = &self.peers[member];
-                let window = || &self.windows[member][(slot * nodes.len() + node) * BLOCK..];
+                let window = || &self.windows[member][(slot * nodes.len() + node) * longest..];
                 terms.push(match &state.region {
                     _ if state.is_me => Term::Floats(&self.mine.nodes[at..]),
                     Some(region) => Term::Shared(&region.map, region.n_sum + at),
@@ -328,7 +329,8 @@ impl Op for Reduce<'_> {
             let (block, node) = self.part(peer, state.parts_in);
             let n = plan.block(task.me, block).len();
             let n_bytes = Self::n_bytes(n, self.is_half(peer, node));
-            let at = ((block % WINDOW) * plan.nodes[peer].len() + node) * BLOCK;
+            let slot = (block % WINDOW) * plan.nodes[peer].len() + node;
+            let at = slot * plan.longest_block(task.me);
             let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.windows[peer][at..]);
             return Some(&mut buffer[..n_bytes]);
         }

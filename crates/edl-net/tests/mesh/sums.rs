@@ -44,6 +44,21 @@ fn any_number_of_members_gives_bit_identical_sums() {
     }
 }
 
+/// More than any one machine runs; every member has a connection to every other one.
+#[test]
+fn a_hundred_members_give_bit_identical_sums() {
+    const N_MEMBERS: u32 = 100;
+    edl_net::open_files::raise_limit();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let needed = u64::from(N_MEMBERS * (N_MEMBERS + 10));
+    if limit.is_some_and(|limit| limit < needed) {
+        println!("skipped: needs {needed} open files, and the limit is {limit:?}");
+        return;
+    }
+    let sums = [(128, 5000, Dtype::F32), (128, 200_000, Dtype::Bf16)];
+    check(TRANSPORTS[0], &assign(128, N_MEMBERS), &sums);
+}
+
 #[test]
 fn short_steps_and_odd_lengths_give_bit_identical_sums() {
     let mut sums = Vec::new();

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use edl_core::id::WorldId;
 use edl_core::lanes::n_active;
 use edl_core::member::{Failure, Step};
+use edl_core::optimizer::Clip;
 use edl_core::spec::JobSpec;
 use edl_core::worker::Records;
 use edl_tensor::model::{Mean, Model};
 
-use super::lanes::{Lanes, divisor};
+use super::lanes::{Lanes, clip_mean, divisor};
 use super::replica::{Recipe, Replica};
 use super::tables::Tables;
 use super::{Interrupt, check};
@@ -41,6 +42,7 @@ struct Alone {
     replica: Replica,
     feeder: Feeder,
     is_script: bool,
+    clip: Option<Clip>,
     /// The mean gradient and the loss.
     mean: Vec<f32>,
 }
@@ -77,7 +79,8 @@ impl Alone {
             lanes.load_state(&state).map_err(fail)?;
         }
         let mean = vec![0.0; lanes.len()];
-        Ok(Self { lanes, replica, feeder, is_script: recipe.is_script(), mean })
+        let (is_script, clip) = (recipe.is_script(), recipe.clip());
+        Ok(Self { lanes, replica, feeder, is_script, clip, mean })
     }
 
     fn run(mut self, spec: &JobSpec) -> Result<(), Error> {
@@ -115,18 +118,51 @@ impl Alone {
         }
         let divisor = divisor(step.n_active, n_records);
         self.mean.iter_mut().for_each(|number| *number /= divisor);
-        let (loss, gradient) = self.mean.split_last().expect("the loss is at the end");
+        let loss = *self.mean.last().expect("the loss is at the end");
         if !loss.is_finite() {
             let error = format!("the mean loss of all lanes is {loss} (batch {batch})");
             return Err(Failure::NonFinite(error));
         }
+        if let Some(limit) = self.clip {
+            clip_mean(&mut self.mean, self.lanes.spec(), limit);
+        }
+        let gradient = &self.mean[..self.mean.len() - 1];
         if self.is_script {
-            let mean = Mean { gradient, loss: *loss };
+            let mean = Mean { gradient, loss };
             self.lanes.step(&step, mean, self.replica.dense_mut())?;
             self.replica.pass();
         } else {
             self.replica.apply(&[gradient]);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::stage::{Weights, spec};
+    use super::super::tests::toy::{ToyModel, ToyRecords};
+    use super::super::tests::{END, N_RECORDS, reference};
+    use super::*;
+
+    #[test]
+    fn training_without_a_job_gives_the_weights_of_a_job() {
+        let plain = spec();
+        let clipped = JobSpec { clip_norm: Some(0.5), ..spec() };
+        let weights = [plain, clipped].map(|spec| {
+            let folder = tempfile::tempdir().unwrap();
+            let open: OpenRecords =
+                Box::new(|_| Ok(Arc::new(ToyRecords { n_records: N_RECORDS, swap: None })));
+            let model = Box::new(ToyModel::new());
+            let mut alone = Alone::new(&spec, N_RECORDS, model, folder.path(), open).unwrap();
+            for _ in 0..END {
+                alone.step(&spec).unwrap();
+            }
+            let encode = |partition| (partition, alone.replica.encode(partition, &[]));
+            let weights: Weights = (0..spec.partitions).map(encode).collect();
+            assert!(weights == reference(spec, N_RECORDS));
+            weights
+        });
+        assert!(weights[0] != weights[1], "clipping shows");
     }
 }

@@ -398,6 +398,15 @@ pub(super) fn divisor(n_active: u32, n_records: u32) -> f32 {
     weight(n_active, n_records as usize)
 }
 
+/// Clips a mean gradient, at whose end the loss is.
+pub(super) fn clip_mean(mean: &mut Vec<f32>, model: &ModelSpec, limit: Clip) {
+    let mut gradient = Gradient { dense: std::mem::take(mean), rows: Vec::new() };
+    let loss = gradient.dense.pop();
+    clip::clip(&mut gradient, model, limit);
+    *mean = gradient.dense;
+    mean.extend(loss);
+}
+
 /// Puts a gradient and the loss behind it, times `weight`, into `out` or adds them to it.
 fn put_all(pieces: Vec<&[f32]>, loss: f32, weight: f32, out: &mut [f32], put: Put) {
     let loss = std::slice::from_ref(&loss);

@@ -3,7 +3,7 @@
 
 pub(crate) mod hub;
 mod script;
-mod stage;
+pub(crate) mod stage;
 pub(crate) mod toy;
 
 use edl_core::spec::{AllreduceDtype, JobSpec};
@@ -16,9 +16,9 @@ use stage::{Named, Stage, Weights, spec};
 use toy::{ABYSS, CORRUPT, POISON, ToyModel};
 
 /// Four full steps and one of five records, per epoch.
-const N_RECORDS: u64 = 37;
+pub(crate) const N_RECORDS: u64 = 37;
 /// Two epochs.
-const END: u64 = 10;
+pub(crate) const END: u64 = 10;
 
 /// Trains with these members from first values to `until`, without any fault.
 fn stage(members: &[u32], until: u64) -> Stage {
@@ -33,7 +33,7 @@ fn stage_of(spec: JobSpec, n_records: u64, members: &[u32], until: u64) -> Stage
 }
 
 /// What one worker alone gets.
-fn reference(spec: JobSpec, n_records: u64) -> Weights {
+pub(crate) fn reference(spec: JobSpec, n_records: u64) -> Weights {
     let mut stage = stage_of(spec, n_records, &[0], END);
     stage.stepped(&[0], END);
     stage.weights(&[0], END)

@@ -11,7 +11,6 @@ use edl_core::spec::RestartPolicy;
 use edl_kube::{controller, inside, names};
 use serde::{Deserialize, Serialize};
 
-use super::master::LEAVE_LIMIT;
 use super::{Pod, variable};
 use crate::exit::Exit;
 use crate::jobs::{read_json, write_json};
@@ -32,20 +31,21 @@ struct Record {
     uid: String,
     /// Whether a user has deleted the pod of its last master.
     was_deleted: bool,
-    /// Whether this master still runs, and may save the job.
+    /// Set while this master still runs and may save the job: it exits within this time.
     #[serde(default)]
-    is_leaving: bool,
+    leaves_within_secs: Option<u64>,
 }
 
 impl Record {
     /// Whether a new master that has waited so long waits for this one.
     fn is_awaited(&self, waited: Duration) -> bool {
-        self.is_leaving && waited < LEAVING_LIMIT
+        let limit = |secs| Duration::from_secs(secs) + LEAVING_MARGIN;
+        self.leaves_within_secs.is_some_and(|secs| waited < limit(secs))
     }
 }
 
-/// How long a new master waits for a leaving one: a little longer than that one takes.
-const LEAVING_LIMIT: Duration = Duration::from_secs(LEAVE_LIMIT.as_secs() + 7);
+/// A new master waits for a leaving one a little longer than that one takes.
+const LEAVING_MARGIN: Duration = Duration::from_secs(7);
 const LEAVING_PAUSE: Duration = Duration::from_millis(200);
 
 /// The Job of this master; none if it runs outside of one.
@@ -85,25 +85,26 @@ impl Controller {
         Ok(start(&before, uid))
     }
 
-    /// Whether a user has deleted the pod of this master.
-    pub(super) async fn is_deleted(&self, pod: &Pod) -> bool {
+    /// The grace period of this master's pod, if a user has deleted the pod.
+    pub(super) async fn deletion(&self, pod: &Pod) -> Option<Duration> {
         match inside::connect().await {
             Ok(client) if self.uid.is_some() => {
                 let job = &pod.spec.job_name;
-                controller::is_deleted(&client, &pod.namespace, job, &pod.name).await
+                controller::deletion(&client, &pod.namespace, job, &pod.name).await
             }
-            Ok(_) | Err(_) => false,
+            Ok(_) | Err(_) => None,
         }
     }
 
-    /// A user has deleted the pod of this master. The next one waits until this one has left.
-    pub(super) fn leave(&self) {
-        self.record_deletion(true);
+    /// A user has deleted the pod of this master. The next one waits until this one has left, which it
+    /// does within this time.
+    pub(super) fn leave(&self, within: Duration) {
+        self.record_deletion(Some(within.as_secs()));
     }
 
     /// This master, whose pod a user has deleted, is about to exit.
     pub(super) fn left(&self) {
-        self.record_deletion(false);
+        self.record_deletion(None);
     }
 
     /// Keeps the Job from starting another master after `exit`, if that is the job's end.
@@ -132,10 +133,10 @@ impl Controller {
         read_json(&self.dir.controller()).unwrap_or_default()
     }
 
-    fn record_deletion(&self, is_leaving: bool) {
+    fn record_deletion(&self, leaves_within_secs: Option<u64>) {
         // A master that still waits for the one before must not speak for it.
         let Some(uid) = self.uid.clone().filter(|_| self.has_begun.get()) else { return };
-        if let Err(error) = self.write(Record { uid, was_deleted: true, is_leaving }) {
+        if let Err(error) = self.write(Record { uid, was_deleted: true, leaves_within_secs }) {
             tracing::warn!("{error:#}");
         }
     }
@@ -173,7 +174,7 @@ mod tests {
         let begin = |uid| controller(&dir, uid).begin().unwrap();
         assert_eq!(begin(Some("a")), Start::Request);
         assert_eq!(begin(Some("a")), Start::Loss);
-        let deleted = Record { uid: "a".into(), was_deleted: true, is_leaving: false };
+        let deleted = Record { uid: "a".into(), was_deleted: true, leaves_within_secs: None };
         controller(&dir, Some("a")).write(deleted.clone()).unwrap();
         assert_eq!(begin(Some("a")), Start::Deletion);
         assert_eq!(begin(Some("a")), Start::Loss, "only the last master counts");
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_master_waits_for_one_that_leaves_but_not_for_ever() {
+    async fn a_new_master_waits_for_one_that_leaves_but_not_forever() {
         let folder = tempfile::tempdir().unwrap();
         let dir = JobDir::new(folder.path());
         let (last, next) = (controller(&dir, Some("a")), controller(&dir, Some("a")));
@@ -191,12 +192,20 @@ mod tests {
         assert!(!is_awaited(Duration::ZERO), "there was none before");
         last.begin().unwrap();
         assert!(!is_awaited(Duration::ZERO), "it was lost");
-        last.leave();
-        assert!(is_awaited(LEAVE_LIMIT) && !is_awaited(LEAVING_LIMIT));
+        let within = Duration::from_secs(118);
+        last.leave(within);
+        assert!(is_awaited(within) && !is_awaited(within + LEAVING_MARGIN));
         // A master that is deleted while it waits does not speak for the one before.
         next.left();
         assert!(is_awaited(Duration::ZERO));
-        let ((), ()) = tokio::join!(next.wait_for_last(), async { last.left() });
+        let mut wait = std::pin::pin!(next.wait_for_last());
+        tokio::select! {
+            biased;
+            () = &mut wait => panic!("the last one may save the job"),
+            () = std::future::ready(()) => {}
+        }
+        last.left();
+        wait.await;
         assert_eq!(next.begin().unwrap(), Start::Deletion, "unless it has ended the job");
     }
 

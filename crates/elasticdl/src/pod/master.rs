@@ -10,6 +10,7 @@ use edl_core::job_dir::JobDir;
 use edl_core::platform::{InstanceState, Role};
 use edl_core::spec::JobSpec;
 use edl_kube::board::Board;
+use edl_kube::leaving::Leaving;
 use edl_kube::note::StatusNote;
 use edl_kube::platform::{self, End};
 use edl_kube::{inside, manifest, names};
@@ -30,8 +31,8 @@ use crate::submit::checks;
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the platform to stop processes that do not exit by themselves after the job's end.
 const EXIT_GRACE: Duration = Duration::from_secs(40);
-/// A master that a user has deleted exits after this time, of the 30 s that Kubernetes waits.
-pub(super) const LEAVE_LIMIT: Duration = Duration::from_secs(28);
+/// What a master that a user has deleted needs of its pod's grace period to exit.
+const LEAVE_MARGIN: Duration = Duration::from_secs(2);
 /// Interval between progress reports to the operator.
 const REPORT_INTERVAL: Duration = Duration::from_secs(3);
 /// Kubernetes shows this file with a container that has ended, up to its limit.
@@ -57,7 +58,7 @@ struct Opened {
 struct Departure {
     asked: CancellationToken,
     /// Set once it is known that a user has deleted the pod.
-    leaving: CancellationToken,
+    leaving: Leaving,
     /// Whether there is a job to save.
     is_serving: Cell<bool>,
 }
@@ -65,17 +66,32 @@ struct Departure {
 impl Departure {
     /// Waits until a master that was asked to exit must do so.
     async fn overdue(&self, pod: &Pod, controller: &Controller) {
+        if let Some(grace) = self.grace_to_save(controller.deletion(pod)).await {
+            let within = grace.saturating_sub(LEAVE_MARGIN);
+            controller.leave(within);
+            tokio::time::sleep(within).await;
+        }
+    }
+
+    /// Waits until the master is asked to exit, or its pod is deleted; returns the pod's grace period
+    /// if the job may have to be saved. `deletion` asks the API server, which may not respond: the
+    /// platform's watch may have shown the deletion already.
+    async fn grace_to_save(
+        &self,
+        deletion: impl Future<Output = Option<Duration>>,
+    ) -> Option<Duration> {
         tokio::select! {
-            () = self.leaving.cancelled() => {}
+            grace = self.leaving.begun() => Some(grace),
             () = self.asked.cancelled() => {
-                if !self.is_serving.get() || !controller.is_deleted(pod).await {
-                    return;
+                if !self.is_serving.get() {
+                    return None;
                 }
-                self.leaving.cancel();
+                if let Some(grace) = deletion.await {
+                    self.leaving.begin(grace);
+                }
+                if self.leaving.has_begun() { Some(self.leaving.begun().await) } else { None }
             }
         }
-        controller.leave();
-        tokio::time::sleep(LEAVE_LIMIT).await;
     }
 }
 
@@ -94,7 +110,7 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
         };
         let how = exit.as_ref().map_or_else(of_error, |exit| *exit);
         let is_end = how.job_end().is_some();
-        if departure.leaving.is_cancelled() || !is_end && controller.is_deleted(pod).await {
+        if departure.leaving.has_begun() || !is_end && controller.deletion(pod).await.is_some() {
             // If the training job has ended, the next master tells its Job.
             controller.left();
         } else if is_end {
@@ -182,13 +198,17 @@ async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Resu
         }
     };
     let exit = exit_of_master(ended);
-    if departure.leaving.is_cancelled() {
-        // Its pods are being deleted, and a stop because of that is not the end of an operator's job.
+    let is_leaving = departure.leaving.has_begun();
+    if !is_reported(exit, is_leaving) {
         return Ok(exit);
     }
     reporter.abort_all();
     if let (Some(board), Some(note)) = (&board, note(&job)) {
         board.report(&note).await;
+    }
+    if is_leaving {
+        // All pods are being deleted already.
+        return Ok(exit);
     }
     // Processes that know of the end exit by themselves, most of them at once. A custom training
     // loop may do more work after its last step.
@@ -198,12 +218,18 @@ async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Resu
     Ok(exit)
 }
 
+/// Whether the operator learns how the master exits. A stop because its pods are being deleted is not
+/// the end of the operator's job; any other end is, and the next master does not report it.
+fn is_reported(exit: Exit, is_leaving: bool) -> bool {
+    !is_leaving || exit != Exit::Stopped
+}
+
 /// Reports the job's progress to the operator whenever it has changed, until the master leaves.
-async fn report_progress(board: Board, job: Job, leaving: CancellationToken) {
+async fn report_progress(board: Board, job: Job, leaving: Leaving) {
     let mut last = None;
     loop {
         let new = note(&job);
-        if leaving.is_cancelled() {
+        if leaving.has_begun() {
             return;
         }
         if let Some(new) = new.filter(|new| last.as_ref() != Some(new)) {
@@ -303,6 +329,45 @@ fn write_message(status: &proto::JobStatus) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GRACE: Option<Duration> = Some(Duration::from_secs(120));
+
+    /// The grace period that a master which is asked to exit may use, and whether it is leaving. The
+    /// watch shows the deletion of its pod while the API server is asked.
+    async fn asked(
+        is_serving: bool,
+        listed: Option<Duration>,
+        watched: Option<Duration>,
+    ) -> (Option<Duration>, bool) {
+        let departure = Departure::default();
+        departure.is_serving.set(is_serving);
+        departure.asked.cancel();
+        let deletion = async {
+            watched.into_iter().for_each(|grace| departure.leaving.begin(grace));
+            listed
+        };
+        (departure.grace_to_save(deletion).await, departure.leaving.has_begun())
+    }
+
+    #[tokio::test]
+    async fn a_master_that_is_asked_to_exit_stays_if_its_pod_was_deleted() {
+        assert_eq!(asked(true, GRACE, None).await, (GRACE, true));
+        assert_eq!(asked(true, None, None).await, (None, false), "it was evicted, for example");
+        assert_eq!(asked(false, GRACE, None).await, (None, false), "there is nothing to save");
+    }
+
+    #[tokio::test]
+    async fn a_deletion_that_was_watched_counts_if_the_api_server_does_not_respond() {
+        assert_eq!(asked(true, None, GRACE).await, (GRACE, true));
+    }
+
+    #[test]
+    fn the_operator_learns_of_every_end_but_a_stop_because_of_the_deletion() {
+        for exit in [Exit::Ok, Exit::Failed, Exit::Stopped] {
+            assert!(is_reported(exit, false));
+            assert_eq!(is_reported(exit, true), exit != Exit::Stopped);
+        }
+    }
 
     #[test]
     fn the_end_of_a_long_reason_is_kept() {

@@ -492,6 +492,23 @@ fn a_new_master_still_knows_where_training_ends() {
     assert_eq!(job.progress(), (0, Some(3 * 8)));
 }
 
+#[test]
+fn a_script_that_left_its_loop_trains_on_only_if_its_finished_job_is_resumed() {
+    let mut members = Members::new(spec());
+    let world = members.world();
+    members.report(0, MemberReport::Quit { world, step: 3 });
+    let (config, durable) = (members.job.config().clone(), members.job.durable().clone());
+    let total = |end: Option<End>| {
+        let mut durable = Durable { end, ..durable.clone() };
+        durable.resume();
+        Job::new(config.clone(), durable, members.now).progress().1
+    };
+    for unfinished in [None, Some(End::Stopped("by a user".into()))] {
+        assert_eq!(total(unfinished), Some(3 * 8), "the result is still to be written");
+    }
+    assert_eq!(total(Some(End::Succeeded)), Some(160), "more is to be trained");
+}
+
 /// The last step that the members were allowed to train.
 fn until(members: &Members) -> Option<u64> {
     let mut allowed = None;
@@ -534,8 +551,8 @@ fn a_step_that_crashes_workers_is_named_although_their_last_reports_are_lost() {
         for step in 1..=5 {
             let first = if id == 2 { 1 } else { 5 };
             let most = if step < first { first } else { step };
-            let told = until(&members).expect("steps are allowed");
-            assert!((step..=most).contains(&told), "no step after one that may crash is allowed");
+            let allowed = until(&members).expect("steps are allowed");
+            assert!((step..=most).contains(&allowed), "no step after one that may crash is allowed");
             members.report(id, MemberReport::Stepped { world, step, hash: 0, loss: 1.0 });
         }
         assert_eq!(members.end(), None, "worker-{id}");

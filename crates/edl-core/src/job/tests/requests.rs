@@ -190,6 +190,9 @@ fn a_scale_out_of_range_is_refused_and_changes_nothing() {
     check(lanes(4), 5, &one.replace("1 lane,", "4 lanes,"));
     check(lanes(4), 0, "cannot scale to 0: --min_workers is 1");
     check(lanes(4), 3, "ok");
+    let linked = "cannot scale to 1025: under AllReduce, each worker connects to all others, and at \
+                  most 1024 can";
+    check(lanes(4096), 1025, linked);
     let most = JobSpec { max_workers: Some(4), ..spec() };
     check(most.clone(), 5, "cannot scale to 5: --max_workers is 4");
     check(most, 0, "ok");

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, spec, worker};
-use crate::id::BatchId;
+use super::members::Members;
+use crate::id::{BatchId, PsId};
 use crate::job::{Effect, End, Event};
 use crate::platform::{Ended, Report};
-use crate::spec::JobSpec;
+use crate::server;
+use crate::spec::{JobSpec, Strategy};
 use crate::worker::Task;
 
 const WITHIN: Duration = Duration::from_secs(6);
@@ -73,6 +75,20 @@ fn a_job_whose_processes_are_all_being_deleted_is_saved_before_they_exit() {
     assert_eq!(reason(&bench), Some("all pods of the job were deleted"));
     assert!(bench.job.ledger().is_done(batch));
     assert_eq!(n_saved(&bench), 5);
+}
+
+#[test]
+fn servers_stay_for_a_checkpoint_from_the_deletion_of_the_master_on() {
+    let spec = JobSpec {
+        distribution_strategy: Strategy::Hybrid,
+        num_ps_pods: 2,
+        ..super::members::spec()
+    };
+    let mut members = Members::new(spec);
+    members.effects.clear();
+    members.handle(Event::Platform(Report::MasterDeleted));
+    let stay = [0, 1].map(|id| Effect::ToPs(PsId(id), server::Order::Drain));
+    assert_eq!(members.effects, stay, "and nothing stops: it may have been deleted alone");
 }
 
 #[test]

@@ -7,15 +7,12 @@ use std::time::Duration;
 use edl_core::id::{Generation, LeaseId};
 use edl_core::job::LoadFrom;
 use edl_core::member::{Activity, Failure, Move, Outcome, Place, Step, Transferred};
-use edl_core::model::ModelSpec;
-use edl_core::optimizer::Clip;
 use edl_core::world::World;
-use edl_tensor::clip;
-use edl_tensor::model::{Gradient, Mean};
+use edl_tensor::model::Mean;
 use tracing::info;
 
 use super::{Run, Setup};
-use crate::allreduce::lanes::{Lanes, divisor, hash};
+use crate::allreduce::lanes::{Lanes, clip_mean, divisor, hash};
 use crate::allreduce::replica::{Replica, STATE_PARTITION};
 use crate::chain;
 use crate::compute::loss_line;
@@ -200,7 +197,7 @@ impl Run {
             Made::Sums | Made::Nothing => self.mean.last().copied().unwrap_or_default(),
         };
         if let Some(limit) = self.setup.clip {
-            shorten(&mut self.mean, self.setup.lanes.spec(), limit);
+            clip_mean(&mut self.mean, self.setup.lanes.spec(), limit);
         }
         if self.setup.recipe.is_script() {
             let gradient = &self.mean[..self.mean.len() - 1];
@@ -264,15 +261,6 @@ fn encode_step(step: Option<u64>) -> Vec<u8> {
 
 fn decode_step(bytes: &[u8]) -> Option<u64> {
     bytes.try_into().ok().map(u64::from_le_bytes)
-}
-
-/// Clips a mean gradient, at whose end the loss is.
-fn shorten(mean: &mut Vec<f32>, model: &ModelSpec, limit: Clip) {
-    let mut gradient = Gradient { dense: std::mem::take(mean), rows: Vec::new() };
-    let loss = gradient.dense.pop();
-    clip::clip(&mut gradient, model, limit);
-    *mean = gradient.dense;
-    mean.extend(loss);
 }
 
 #[cfg(test)]
