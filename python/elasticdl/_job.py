@@ -166,6 +166,8 @@ class Job:
         self._seed = 0
         # Reads batches with other processes.
         self._read: Callable[[np.ndarray], Any] | None = None
+        # The contents of the dataset, the collate function and the options of the loader.
+        self._read_from: Any = None
         self._close_reader: Callable[[], None] = lambda: None
         # The number of epochs and the epoch of this iteration, if the script loops over epochs.
         self._n_epochs: int | None = None
@@ -295,7 +297,8 @@ class Job:
 
         `loader` are options of `DataLoader`. With `num_workers=4`, four other processes read the
         batches ahead; `prefetch_factor`, `pin_memory`, `worker_init_fn`, `timeout` and
-        `multiprocessing_context` have the same meaning as there.
+        `multiprocessing_context` have the same meaning as there. Other options are rejected, except
+        `persistent_workers`: the processes run until the end of the job in any case.
 
         A step of the job consists of one batch for each of its lanes. The iterator covers all
         `epochs`, so call this method only once; or call it once in each epoch of `job.epochs(…)`.
@@ -389,17 +392,21 @@ class Job:
 
         Processes of the loader start now: once the job is open, they would share its connections.
         """
-        if not loader:
+        _records.check_options(loader)
+        if not loader and self._read is None:
             return lambda records: _records.read_here(fetch, records, self._seed)
+        request = _records.contents((fetch.dataset, fetch.collate, loader))
         if self._loop is None:
             from elasticdl import _read_ahead
 
             reader = _read_ahead.Reader(fetch, loader)
             self._close_reader = reader.close
             self._read = lambda records: reader.read(records, self._seed, self._loop.upcoming)
+            self._read_from = request
         elif self._n_epochs is None:
             raise RuntimeError(_REQUESTED_TWICE)
-        elif self._read is None:
+        elif self._read is None or not _records.is_same(self._read_from, request):
+            # The processes have the dataset and the options of the first epoch.
             raise RuntimeError(_OTHER_BATCHES)
         return self._read
 

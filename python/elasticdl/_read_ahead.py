@@ -46,7 +46,7 @@ class Reader:
         # For each task on its way: whether its batch is not wanted any more.
         self._cancelled = torch.zeros(max(self._depth, 1), dtype=torch.uint8).share_memory_()
         source = _Source(fetch, self._cancelled)
-        start = _Start(source, options.pop("worker_init_fn", None))
+        start = _Start(source, options.get("worker_init_fn"))
         # The batches that are wanted next, in order, and those among them that no process has.
         self._wanted: dict[_Key, tuple[int, np.ndarray]] = {}
         self._unsent: deque[_Key] = deque()
@@ -59,10 +59,9 @@ class Reader:
             source,
             batch_sampler=_Tasks(self._next_task),
             collate_fn=_as_it_is,
-            worker_init_fn=start,
             # Random numbers of the loop stay the same, with or without processes.
             generator=torch.Generator(),
-            **options,
+            **{**options, "worker_init_fn": start},
         )
         self._batches: Iterator[Any] = iter(loader)
 

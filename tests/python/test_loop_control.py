@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 
@@ -299,10 +300,63 @@ def test_batches_are_requested_once(second, sentence):
 def test_every_epoch_has_the_same_batches():
     job, model, _ = started()
     sizes = iter([BATCH, 1])
-    with pytest.raises(RuntimeError, match="the same dataset, batch size and order"):
+    with pytest.raises(RuntimeError, match="the same dataset, batch size, order and loader"):
         for _ in job.epochs(N_EPOCHS):
             for batch in job.batches(DATA, batch_size=next(sizes)):
                 turn(job, model, batch)
+
+
+OTHER = {
+    "dataset": lambda epoch: {"dataset": DATA if epoch == 0 else DATA + 1, "timeout": 0},
+    "collate": lambda epoch: {"collate": torch.stack if epoch == 0 else list, "timeout": 0},
+    "collate with other values": lambda epoch: {
+        "collate": lambda items: torch.stack(items) * epoch,
+        "timeout": 0,
+    },
+    "options": lambda epoch: {"pin_memory": False} if epoch == 0 else {"timeout": 0},
+    "no options": lambda epoch: {"pin_memory": False} if epoch == 0 else {},
+}
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER.keys())
+def test_what_a_loader_reads_cannot_change_after_an_epoch(other):
+    job, model, _ = started()
+    with pytest.raises(RuntimeError, match="the batches of an epoch are not those of the epoch be"):
+        for epoch in job.epochs(N_EPOCHS):
+            request = {"dataset": DATA, **other(epoch)}
+            for batch in job.batches(batch_size=BATCH, **request):
+                turn(job, model, batch)
+    assert job.epoch == 0
+
+
+def test_a_collate_function_can_be_defined_in_each_epoch():
+    job, model, _ = started()
+    n_batches, half = 0, 0.5
+    for _ in job.epochs(N_EPOCHS):
+        collate = functools.partial(lambda by, items: items[0][0] * by * half, 2)
+        for batch in job.batches((DATA,), batch_size=BATCH, collate=collate, timeout=0):
+            turn(job, model, batch)
+            n_batches += 1
+    assert n_batches == N_STEPS + 1
+
+
+def test_a_collate_function_with_a_variable_of_the_loop_is_refused():
+    job, model, _ = started()
+    with pytest.raises(RuntimeError, match="request the same dataset"):
+        for epoch in job.epochs(N_EPOCHS):
+            collate = lambda items: torch.stack(items) * epoch  # noqa: B023, E731
+            for batch in job.batches(DATA, batch_size=BATCH, collate=collate, timeout=0):
+                turn(job, model, batch)
+
+
+def test_a_loader_over_epochs_keeps_its_dataset():
+    job, model, _ = started()
+    sampler = elasticdl.torch.ElasticSampler(job, len(DATA), batch_size=BATCH)
+    with pytest.raises(RuntimeError, match="request the same dataset"):
+        for epoch in job.epochs(N_EPOCHS):
+            for batch in DataLoader(DATA + epoch, batch_sampler=sampler):
+                turn(job, model, batch)
+    assert job.epoch == 0
 
 
 def test_the_gradient_of_a_step_is_clipped(monkeypatch):

@@ -235,10 +235,21 @@ def test_a_stateful_loader_takes_one_batch_after_the_other():
         next(iter(StatefulDataLoader(Noisy(), batch_sampler=sampler, num_workers=1)))
 
 
-def test_options_that_a_loader_does_not_have_are_refused():
+@pytest.mark.parametrize(
+    "options", [{"num_wokers": 2}, {"num_workers": 2, "in_order": False}, {"drop_last": True}]
+)
+def test_options_that_a_job_cannot_follow_are_refused_by_name(options):
     job, _ = begin()
-    with pytest.raises(TypeError, match="num_wokers"):
-        job.batches(Noisy(), num_wokers=2)
+    with pytest.raises(TypeError, match=f"`{[*options][-1]}` does not exist or does not work in a"):
+        job.batches(Noisy(), **options)
+    with pytest.raises(TypeError, match="use num_workers, prefetch_factor, pin_memory, "):
+        job.steps(Noisy(), **options)
+
+
+def test_the_order_of_a_loader_is_that_of_the_job():
+    job, model, loader = by_loader(num_workers=2, in_order=False)
+    seen, _ = take(job, model, loader)
+    assert [batch[0].tolist() for batch in seen] == [records for records, _ in TURNS]
 
 
 PARENT = """
