@@ -15,7 +15,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from elasticdl import _records
 # A batch: the seed of its random numbers, and its records.
 _Key = tuple[int, bytes]
 # What a process reads: a place in `_Source._cancelled`, the seed and the records; None for nothing.
-_Task = tuple[int, int, np.ndarray] | None
+_Task = Optional[tuple[int, int, np.ndarray]]
 # Gives the records and seeds of batches that probably follow, at most as many as requested.
 Upcoming = Callable[[int], list[tuple[np.ndarray, int]]]
 
