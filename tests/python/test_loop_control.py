@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -166,6 +167,45 @@ def test_a_loader_that_is_left_ends_training():
         turn(job, model, batch)
         break
     assert FakeLoop.last.heard == ["computed", "quit"]
+
+
+@pytest.mark.parametrize("where", ["next", "end", "state"])
+def test_an_error_while_the_loop_is_left_ends_the_process(monkeypatch, capsys, where):
+    def fail(*_):
+        raise RuntimeError("the connection is gone")
+
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr(FakeLoop, "is_script", where == "state")
+    job, model, optimizer = started()
+    for batch in job.batches(DATA, batch_size=BATCH, epochs=N_EPOCHS):
+        turn(job, model, batch, optimizer)
+        if where == "state":
+            FakeLoop.last.quit = lambda: None
+            FakeLoop.last.requests = iter([("state", None, 1, True)])
+            monkeypatch.setattr(job._own, "dump", fail)
+            FakeLoop.last.state = lambda dump: None
+            job._loop.state = lambda dump: dump()
+        else:
+            setattr(job._loop, where, fail)
+        break
+    assert codes == [1]
+    assert "RuntimeError: the connection is gone" in capsys.readouterr().err
+    if where == "state":
+        assert "the connection is gone" in FakeLoop.last.heard[-1], "the job knows"
+
+
+def test_a_failure_is_shown_after_the_end_of_the_job(monkeypatch):
+    seen: list[str] = []
+    monkeypatch.setattr("sys.excepthook", lambda *_: seen.append("shown"))
+    monkeypatch.setattr("elasticdl._job._final_state", lambda: seen.append("ended"))
+    monkeypatch.setattr(FakeLoop, "fail", lambda _, why: seen.append(why))
+    job, model, _ = started()
+    for batch in job.batches(DATA, batch_size=BATCH):
+        turn(job, model, batch)
+        sys.excepthook(KeyError, KeyError("no such key"), None)
+        break
+    assert "no such key" in seen[0] and seen[1:] == ["ended", "shown"]
 
 
 def test_an_exception_in_the_loop_is_not_an_end_of_training():
