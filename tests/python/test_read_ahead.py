@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 import elasticdl  # noqa: E402
 import elasticdl.torch  # noqa: E402
+from conftest import is_alive  # noqa: E402
 from elasticdl import _read_ahead, _records  # noqa: E402
 
 # The records and the seed of each turn; the second and the third are the same.
@@ -276,13 +276,6 @@ def test_the_processes_end_with_a_parent_that_is_killed():
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait(lambda: not is_alive(child))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait(look: Callable[[], bool]) -> None:
