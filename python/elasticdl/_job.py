@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -166,6 +166,8 @@ class Job:
         self._seed = 0
         # Reads batches with other processes.
         self._read: Callable[[np.ndarray], Any] | None = None
+        # The contents of the dataset, the collate function and the options of the loader.
+        self._read_from: Any = None
         self._close_reader: Callable[[], None] = lambda: None
         # The number of epochs and the epoch of this iteration, if the script loops over epochs.
         self._n_epochs: int | None = None
@@ -295,7 +297,8 @@ class Job:
 
         `loader` are options of `DataLoader`. With `num_workers=4`, four other processes read the
         batches ahead; `prefetch_factor`, `pin_memory`, `worker_init_fn`, `timeout` and
-        `multiprocessing_context` have the same meaning as there.
+        `multiprocessing_context` have the same meaning as there. Other options are rejected, except
+        `persistent_workers`: the processes run until the end of the job in any case.
 
         A step of the job consists of one batch for each of its lanes. The iterator covers all
         `epochs`, so call this method only once; or call it once in each epoch of `job.epochs(…)`.
@@ -389,17 +392,21 @@ class Job:
 
         Processes of the loader start now: once the job is open, they would share its connections.
         """
-        if not loader:
+        _records.check_options(loader)
+        if not loader and self._read is None:
             return lambda records: _records.read_here(fetch, records, self._seed)
+        request = _records.contents((fetch.dataset, fetch.collate, loader))
         if self._loop is None:
             from elasticdl import _read_ahead
 
             reader = _read_ahead.Reader(fetch, loader)
             self._close_reader = reader.close
             self._read = lambda records: reader.read(records, self._seed, self._loop.upcoming)
+            self._read_from = request
         elif self._n_epochs is None:
             raise RuntimeError(_REQUESTED_TWICE)
-        elif self._read is None:
+        elif self._read is None or not _records.is_same(self._read_from, request):
+            # The processes have the dataset and the options of the first epoch.
             raise RuntimeError(_OTHER_BATCHES)
         return self._read
 
@@ -688,11 +695,10 @@ class Job:
                 raise
             try:
                 self._leave()
-            except SystemExit:
-                # It cannot be raised here: the interpreter ignores it.
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(0)
+            except BaseException as error:
+                # It cannot be raised here: the interpreter ignores it, and the code after the loop
+                # would run with a model that is not the final one.
+                _exit_with(error)
             raise
 
     def _leave(self) -> None:
@@ -730,20 +736,32 @@ class Job:
         """Reports to the job if the script exits before the job is done."""
         show = sys.excepthook
 
-        def show_and_tell(kind: Any, error: BaseException, trace: Any) -> None:
-            show(kind, error, trace)
-            if isinstance(error, Exception):
-                from elasticdl._host import explain
+        def tell_and_show(kind: Any, error: BaseException, trace: Any) -> None:
+            # The terminal shows the failure that was reported, and nothing that is printed after
+            # the end of the job: that is only in the log. A worker that has not joined yet may
+            # have to wait long until it can report anything.
+            is_told_first = isinstance(error, Exception) and self._loop is not None
+            if not is_told_first:
+                show(kind, error, trace)
+            try:
+                if isinstance(error, Exception):
+                    from elasticdl._host import explain
 
-                self._fail(explain(error))
-            self._is_over = True
+                    is_told = self._fail(explain(error))
+                    if is_told and is_told_first:
+                        _final_state()
+            finally:
+                self._is_over = True
+                if is_told_first:
+                    show(kind, error, trace)
 
-        sys.excepthook = show_and_tell
+        sys.excepthook = tell_and_show
         atexit.register(self._fail, _LEFT)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str) -> bool:
+        """Fails the job; returns whether it could be told why."""
         if self._is_over:
-            return
+            return False
         self._is_over = True
         with contextlib.suppress(RuntimeError):
             if self._loop is None:
@@ -753,8 +771,22 @@ class Job:
             # A failure can only be reported during an iteration.
             is_asked = bool(self._turn or self._pending or self._own.is_asked)
             if not is_asked and self._loop.next() is None:
-                return
+                return False
             self._loop.fail(why)
+            return True
+        return False
+
+
+def _exit_with(error: BaseException) -> NoReturn:
+    """Ends the process as an exception does that nobody catches."""
+    is_exit = isinstance(error, SystemExit)
+    try:
+        if not is_exit:
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0 if is_exit else 1)
 
 
 def _handle_signals() -> None:
@@ -792,8 +824,8 @@ def _check_same(shapes: dict[str, list[int]]) -> None:
         )
 
 
-def _has_succeeded() -> bool:
-    """Whether the job has succeeded."""
+def _final_state() -> str:
+    """Waits for the final state of the job, which has ended."""
     status = _job_dir() / "status.json"
     is_shared = _IN_POD in os.environ
     limit = time.monotonic() + (_SHARED_STATUS_DELAY_SECS if is_shared else _STATUS_DELAY_SECS)
@@ -802,7 +834,7 @@ def _has_succeeded() -> bool:
         with contextlib.suppress(OSError, ValueError):
             state = json.loads(status.read_text())["state"]
         time.sleep(0.01)
-    return state == "succeeded"
+    return state
 
 
 def _number(loss: Any) -> float:
@@ -870,7 +902,7 @@ class _Member(_Worker):
         super().attach(model)
 
     def has_succeeded(self) -> bool:
-        return _has_succeeded()
+        return _final_state() == "succeeded"
 
 
 def _open_loop(_job: Job) -> _Member:

@@ -154,7 +154,9 @@ class OwnStep:
         kind = request[0]
         if not self.is_on or not isinstance(kind, str) or kind == "step":
             return False
+        self.is_asked = True
         self._accept(request)
+        self.is_asked = False
         return True
 
     def next_turn(self) -> Request | None:

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from elasticdl import _records
 # A batch: the seed of its random numbers, and its records.
 _Key = tuple[int, bytes]
 # What a process reads: a place in `_Source._cancelled`, the seed and the records; None for nothing.
-_Task = tuple[int, int, np.ndarray] | None
+_Task = Optional[tuple[int, int, np.ndarray]]
 # Gives the records and seeds of batches that probably follow, at most as many as requested.
 Upcoming = Callable[[int], list[tuple[np.ndarray, int]]]
 
@@ -46,7 +46,7 @@ class Reader:
         # For each task on its way: whether its batch is not wanted any more.
         self._cancelled = torch.zeros(max(self._depth, 1), dtype=torch.uint8).share_memory_()
         source = _Source(fetch, self._cancelled)
-        start = _Start(source, options.pop("worker_init_fn", None))
+        start = _Start(source, options.get("worker_init_fn"))
         # The batches that are wanted next, in order, and those among them that no process has.
         self._wanted: dict[_Key, tuple[int, np.ndarray]] = {}
         self._unsent: deque[_Key] = deque()
@@ -59,10 +59,9 @@ class Reader:
             source,
             batch_sampler=_Tasks(self._next_task),
             collate_fn=_as_it_is,
-            worker_init_fn=start,
             # Random numbers of the loop stay the same, with or without processes.
             generator=torch.Generator(),
-            **options,
+            **{**options, "worker_init_fn": start},
         )
         self._batches: Iterator[Any] = iter(loader)
 

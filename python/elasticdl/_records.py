@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
+
+# Options of a `DataLoader` that say how batches are read. Others would change which batches these
+# are, or their order.
+LOADER_OPTIONS = (
+    *("num_workers", "prefetch_factor", "pin_memory", "timeout", "worker_init_fn"),
+    *("persistent_workers", "multiprocessing_context"),
+)
 
 # Distinguishes the seed of reading a batch from that of training it.
 _READING = 0x9E37_79B9_7F4A_7C15
@@ -36,6 +45,16 @@ def count(dataset: Any) -> int:
         raise TypeError(f"the dataset, a {name}, has no length; {advice}") from None
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Rejects loader options that a job cannot follow."""
+    for name in options:
+        if name not in LOADER_OPTIONS:
+            raise TypeError(
+                f"the loader option `{name}` does not exist or does not work in a job; use "
+                f"{', '.join(LOADER_OPTIONS)}"
+            )
+
+
 class Fetch:
     """Makes a batch of the records with the given indices."""
 
@@ -43,7 +62,7 @@ class Fetch:
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, by_item: bool = False
     ) -> None:
         self.dataset = dataset
-        self._collate = collate
+        self.collate = collate
         # Arrays give whole batches, unless the caller wants items.
         self._columns = None if by_item else _columns(dataset)
         # Whether it may draw random numbers.
@@ -51,11 +70,11 @@ class Fetch:
 
     def __call__(self, records: np.ndarray) -> Any:
         if self._columns is None:
-            return (self._collate or _collate)(_items(self.dataset, records))
+            return (self.collate or _collate)(_items(self.dataset, records))
         parts = tuple(column[records] for column in self._columns)
         is_tuple = isinstance(self.dataset, tuple)
-        if self._collate is not None:
-            return self._collate(list(zip(*parts)) if is_tuple else list(parts[0]))
+        if self.collate is not None:
+            return self.collate(list(zip(*parts)) if is_tuple else list(parts[0]))
         return parts if is_tuple else parts[0]
 
 
@@ -73,6 +92,40 @@ def read_here(fetch: Fetch, records: np.ndarray, seed: int) -> Any:
     if fetch.is_random:
         reseed(seed)
     return batch
+
+
+def contents(value: Any) -> Any:
+    """Returns the objects that a value consists of now, for `is_same`.
+
+    A function that is defined again in each epoch has the same contents if it uses the same
+    objects.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(contents, value))
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return tuple((name, contents(value[name])) for name in sorted(value))
+    if isinstance(value, MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, functools.partial):
+        return contents((value.func, value.args, value.keywords))
+    if isinstance(value, FunctionType):
+        try:
+            used = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        except ValueError:  # A variable has no value yet.
+            return value
+        return contents((value.__code__, value.__defaults__, value.__kwdefaults__)), used
+    return value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two results of `contents` have the same objects."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return isinstance(one, (bool, int, float, str)) and one == other
 
 
 def reseed(seed: int) -> None:

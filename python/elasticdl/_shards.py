@@ -38,6 +38,8 @@ class Shard(Protocol):
     name: str
     # What a stored index depends on.
     version: str
+    # Whether the index follows from a file alone, so that other jobs can use it.
+    is_file: bool
 
     def scan(self) -> Index: ...
 
@@ -55,12 +57,18 @@ class _Listed:
 
 
 class Stream:
-    """Whatever `open_source` makes of a source: records that can only be read from the first on."""
+    """Whatever `open_source` makes of a source: records that can only be read from the first on.
 
-    def __init__(self, source: Any, open_source: Callable[[Any], Iterable[Any]]) -> None:
+    `call` distinguishes functions of the user, which can make anything of the same source.
+    """
+
+    def __init__(
+        self, source: Any, open_source: Callable[[Any], Iterable[Any]], call: str = ""
+    ) -> None:
         self.name = str(source)
         is_path = isinstance(source, (str, os.PathLike)) and os.path.exists(source)
-        self.version = _version(source) if is_path else repr(source)
+        self.is_file = is_path and not call
+        self.version = f"{call} {_version(source) if is_path else repr(source)}"
         self._source, self._open = source, open_source
 
     def scan(self) -> Index:
@@ -80,6 +88,8 @@ class Stream:
 
 class Tar:
     """A tar file of WebDataset: consecutive files with the same base name are a record."""
+
+    is_file = True
 
     def __init__(self, path: str) -> None:
         self.name, self.version = path, _version(path)
@@ -174,6 +184,8 @@ def stream_tar(path: str) -> Iterator[dict[str, Any]]:
 class Parquet:
     """A Parquet file; its pieces are row groups."""
 
+    is_file = True
+
     def __init__(self, path: str) -> None:
         self.name, self.version = path, _version(path)
 
@@ -193,6 +205,8 @@ class Parquet:
 
 class Arrow:
     """An Arrow file in the file or in the stream format, as `datasets` writes them."""
+
+    is_file = True
 
     def __init__(self, path: str) -> None:
         self.name, self.version = path, _version(path)
@@ -224,6 +238,8 @@ class _Rows:
 
 class Mds:
     """A shard of MosaicML Streaming, which `index.json` in its folder describes."""
+
+    is_file = True
 
     def __init__(self, folder: str, described: dict[str, Any]) -> None:
         file = described["raw_data"]["basename"]

@@ -4,9 +4,9 @@
 Trainable and frozen parameters are views into `dense`, so they need no copy. `bind` makes them
 views into another vector, which the training loop writes between passes. The gradient is read from
 autograd's own tensors: accumulating into preset views would be slower, because they would also
-have to be cleared and read. Float buffers (batch norm) are in `state`, a copy of the end of each
-section of `dense` that each pass starts from and may change. In a custom training loop, parameters
-and buffers can also be of 16 bits or on another device; these are copied from and to the vectors.
+have to be cleared and read. Float buffers (batch norm) are in `state`, a copy of the end of `dense`
+that each pass starts from and may change. In a custom training loop, parameters and buffers can
+also be of 16 bits or on another device; these are copied from and to the vectors.
 
 A pass must not change a bound vector. The first pass is compared bitwise: if the module clips or
 normalizes its parameters in `forward`, it gets copies from then on, as if each pass had its own.
@@ -31,41 +31,13 @@ import torch
 from torch import nn
 
 from elasticdl import _optimizers
-from elasticdl._torch_layout import Layout, Section
+from elasticdl._torch_layout import Layout
 from elasticdl._zoo import ZooError
 
 _CACHE_LINE = 64
 
 # A parameter, and its place in a flat vector.
 _Pair = tuple[nn.Parameter, torch.Tensor]
-
-
-class _Part:
-    """A section of the flat vectors, with the tensors of the module that belong to it."""
-
-    def __init__(self, layout: Layout, section: Section, gradient: torch.Tensor) -> None:
-        self.section = section
-        self._is_view = layout.is_view
-        # Trainable parameters that are views of `dense` and others, with their gradients.
-        self.viewed, self.copied = self._divide(section.views(gradient), section.trainable)
-        self.frozen_change = section.of(gradient)[section.n_trainable : section.n_parameters]
-        self.state_change = section.of(gradient)[section.n_parameters :]
-        self.state = torch.zeros_like(self.state_change)
-
-    def bind(self, dense: torch.Tensor) -> None:
-        values = self._divide(self.section.views(dense), self.section.parameters)
-        # All parameters, with their values in `dense`.
-        self.viewed_values, self.copied_values = values
-        self.dense_state = self.section.of(dense)[self.section.n_parameters :]
-
-    def _divide(
-        self, views: list[torch.Tensor], named: list[tuple[str, nn.Parameter]]
-    ) -> tuple[list[_Pair], list[_Pair]]:
-        viewed: list[_Pair] = []
-        copied: list[_Pair] = []
-        for (_, parameter), view in zip(named, views):
-            (viewed if self._is_view(parameter) else copied).append((parameter, view))
-        return viewed, copied
 
 
 class Flat:
@@ -79,17 +51,20 @@ class Flat:
         self.dense = self._own = zeros(layout.n_numbers)
         self.gradient = zeros(layout.n_numbers)
         dense, gradient = torch.from_numpy(self.dense), torch.from_numpy(self.gradient)
-        self._parts = [_Part(layout, section, gradient) for section in layout.sections]
-        for part in self._parts:
-            part.bind(dense)
-        layout.move(dense, [part.state for part in self._parts])
+        # Trainable parameters that are views of `dense` and others, with their gradients.
+        self._viewed, self._copied = self._divide(layout.views(gradient), layout.trainable)
+        self._frozen_change = gradient[layout.n_trainable : layout.n_parameters]
+        self._state_change = gradient[layout.n_parameters :]
+        self._state = torch.zeros_like(self._state_change)
+        self._see(dense)
+        layout.move(dense, self._state)
         self._kept = [buffer for buffer in layout.buffers if buffer.kept is not None]
         self.keep()
         self._generators = _generators(module)
         self._devices = [getattr(torch, name, None) for name in sorted(remote)]
-        self._trainable = [p for section in layout.sections for _, p in section.trainable]
-        # Changes of non-trainable state: the end of `gradient`, if all parameters are float32.
-        self.changes = self.gradient[layout.sections[-1].n_trainable :]
+        self._trainable = [parameter for _, parameter in layout.trainable]
+        # Changes of non-trainable state.
+        self.changes = self.gradient[layout.n_trainable :]
         self._before: np.ndarray | None = None
         self._versions: list[int] | None = None
         self._is_watched = False
@@ -101,16 +76,29 @@ class Flat:
 
     def bind(self, dense: np.ndarray) -> None:
         """Makes the parameters views into `dense`."""
-        whole = torch.from_numpy(dense)
         self.dense = dense
-        for part in self._parts:
-            part.bind(whole)
-            for parameter, view in part.viewed_values:
-                parameter.data = view
+        self._see(torch.from_numpy(dense))
+        for parameter, view in self._viewed_values:
+            parameter.data = view
         is_shared = dense is not self._own
         self._versions = self._count() if is_shared else None
         if is_shared and not self._is_watched:
             self._before = dense.copy()
+
+    def _see(self, dense: torch.Tensor) -> None:
+        """Finds the values of all parameters and buffers in `dense`."""
+        values = self._divide(self.layout.views(dense), self.layout.parameters)
+        self._viewed_values, self._copied_values = values
+        self._dense_state = dense[self.layout.n_parameters :]
+
+    def _divide(
+        self, views: list[torch.Tensor], named: list[tuple[str, nn.Parameter]]
+    ) -> tuple[list[_Pair], list[_Pair]]:
+        viewed: list[_Pair] = []
+        copied: list[_Pair] = []
+        for (_, parameter), view in zip(named, views):
+            (viewed if self.layout.is_view(parameter) else copied).append((parameter, view))
+        return viewed, copied
 
     def check_unchanged(self) -> None:
         """Checks that a pass did not change bound parameters."""
@@ -141,8 +129,7 @@ class Flat:
 
     def reset(self) -> None:
         """Resets the buffers to the values that a pass starts from."""
-        for part in self._parts:
-            part.state.copy_(part.dense_state)
+        self._state.copy_(self._dense_state)
         for buffer in self._kept:
             buffer.read()
         for constant in self.layout.constants:
@@ -151,12 +138,11 @@ class Flat:
     def give_values(self) -> None:
         """Gives the parameters the values in `dense`."""
         with torch.no_grad():
-            for part in self._parts:
-                for parameter, view in part.viewed_values:
-                    if parameter.data_ptr() != view.data_ptr():  # `parameter.data = …`
-                        parameter.data = view
-                for parameter, view in part.copied_values:
-                    parameter.copy_(view)
+            for parameter, view in self._viewed_values:
+                if parameter.data_ptr() != view.data_ptr():  # `parameter.data = …`
+                    parameter.data = view
+            for parameter, view in self._copied_values:
+                parameter.copy_(view)
 
     def forget_gradients(self) -> None:
         """Drops gradients left by a failed pass."""
@@ -165,29 +151,25 @@ class Flat:
 
     def give_gradients(self) -> None:
         """Sets the gradients of the parameters from `gradient`, and adds its changes to buffers."""
-        for part in self._parts:
-            part.dense_state.add_(part.state_change)
+        self._dense_state.add_(self._state_change)
         self.reset()
-        for part in self._parts:
-            for parameter, gradient in part.viewed:
-                parameter.grad = gradient
-            for parameter, gradient in part.copied:
-                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        for parameter, gradient in self._viewed:
+            parameter.grad = gradient
+        for parameter, gradient in self._copied:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
     def take_values(self) -> None:
         """Writes the values of the buffers to `dense`, where the parameters are."""
         with torch.no_grad():
-            for part in self._parts:
-                for parameter, view in part.viewed_values:
-                    if parameter.data_ptr() != view.data_ptr():  # `parameter.data = …`
-                        view.copy_(parameter)
-                        parameter.data = view
-                for parameter, view in part.copied_values:
+            for parameter, view in self._viewed_values:
+                if parameter.data_ptr() != view.data_ptr():  # `parameter.data = …`
                     view.copy_(parameter)
+                    parameter.data = view
+            for parameter, view in self._copied_values:
+                view.copy_(parameter)
         for buffer in self.layout.buffers:
             buffer.take_back()
-        for part in self._parts:
-            part.dense_state.copy_(part.state)
+        self._dense_state.copy_(self._state)
 
     def reseed(self, seed: int) -> None:
         """Seeds all random number generators for a pass."""
@@ -208,22 +190,20 @@ class Flat:
         self.check_constants()
         for buffer in self.layout.buffers:
             buffer.take_back()
-        for part in self._parts:
-            part.frozen_change.zero_()
-            torch.sub(part.state, part.dense_state, out=part.state_change)
+        self._frozen_change.zero_()
+        torch.sub(self._state, self._dense_state, out=self._state_change)
 
     def take_gradients(self) -> list[torch.Tensor]:
         """Returns and clears the gradient of each trainable parameter, all of them views."""
-        return [_taken(parameter) for part in self._parts for parameter, _ in part.viewed]
+        return [_taken(parameter) for parameter, _ in self._viewed]
 
     def fill_gradient(self) -> None:
         """Copies the gradients of the pass to the start of `gradient`."""
-        for part in self._parts:
-            if part.viewed:
-                taken = [_taken(parameter) for parameter, _ in part.viewed]
-                torch._foreach_copy_([gradient for _, gradient in part.viewed], taken)
-            for parameter, gradient in part.copied:
-                gradient.copy_(_taken(parameter))
+        if self._viewed:
+            taken = [_taken(parameter) for parameter, _ in self._viewed]
+            torch._foreach_copy_([gradient for _, gradient in self._viewed], taken)
+        for parameter, gradient in self._copied:
+            gradient.copy_(_taken(parameter))
 
     def spec(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         """Returns the entries of the parameters in the model's spec."""

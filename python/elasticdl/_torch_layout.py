@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of a module's parameters and buffers in one flat vector of float32.
 
-A 16-bit number travels as the float32 of the same value, a float64 as its two halves.
+A 16-bit number travels as the float32 of the same value.
 """
 
 from __future__ import annotations
@@ -41,53 +41,8 @@ def check_loop(module: nn.Module) -> None:
     _check_batch_norms(module)
 
 
-class Section:
-    """A part of the flat vector: trainable parameters, then frozen ones, then float buffers."""
-
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        start: int,
-        parameters: list[tuple[str, nn.Parameter]],
-        buffers: list[Buffer],
-    ) -> None:
-        self.dtype = dtype
-        self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
-        self.parameters = self.trainable + [(n, p) for n, p in parameters if not p.requires_grad]
-        self.buffers = buffers
-        self.shapes = [p.shape for _, p in self.parameters] + [b.tensor.shape for b in buffers]
-        self.n_trainable = sum(p.numel() for _, p in self.trainable)
-        self.n_parameters = sum(p.numel() for _, p in self.parameters)
-        n_values = sum(shape.numel() for shape in self.shapes)
-        self._place = slice(start, start + n_values * dtype.itemsize // torch.float32.itemsize)
-
-    @property
-    def end(self) -> int:
-        return self._place.stop
-
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Returns this part of a flat vector."""
-        return flat[self._place].view(self.dtype)
-
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Splits this part of a flat vector into shaped views."""
-        if not self.shapes:
-            return []
-        pieces = self.of(flat).split([shape.numel() for shape in self.shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes)]
-
-    def spec(self, decays: Callable[[nn.Parameter], bool]) -> Iterator[dict[str, Any]]:
-        """Returns the entries of the model's spec."""
-        names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
-        rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
-        rules += ["moving_average"] * (len(names) - len(rules))
-        for name, shape, rule in zip(names, self.shapes, rules):
-            entry = {"name": name, "shape": list(shape), "init": "given", "rule": rule}
-            yield entry | ({"is_wide": True} if self.dtype == torch.float64 else {})
-
-
 class Layout:
-    """The flat vector: a section of float64, then one of all other numbers.
+    """The flat vector: trainable parameters, then frozen ones, then float buffers.
 
     Tied parameters appear once, under their first name. The batch counters of normalization layers
     are part of the vector, as floats. Other integer buffers and non-persistent buffers are not;
@@ -100,28 +55,27 @@ class Layout:
 
     def __init__(self, module: nn.Module, keeps_strides: bool = False) -> None:
         self._keeps_strides = keeps_strides
-        parameters = list(module.named_parameters())
-        buffers, self.constants = [], []
+        named = list(module.named_parameters())
+        self.trainable = [(name, p) for name, p in named if p.requires_grad]
+        self.parameters = self.trainable + [(n, p) for n, p in named if not p.requires_grad]
+        self.buffers: list[Buffer] = []
+        self.constants: list[Buffer] = []
         for buffer in _buffers(module):
-            (buffers if buffer.is_state() else self.constants).append(buffer)
-        self.sections: list[Section] = []
-        for dtype in (torch.float64, torch.float32):
-            self.sections.append(
-                Section(
-                    dtype,
-                    self.n_numbers,
-                    [(name, p) for name, p in parameters if _stored(p) == dtype],
-                    [buffer for buffer in buffers if _stored(buffer.tensor) == dtype],
-                )
-            )
-        self.parameters = [pair for section in self.sections for pair in section.parameters]
-        self.buffers = [buffer for section in self.sections for buffer in section.buffers]
+            (self.buffers if buffer.is_state() else self.constants).append(buffer)
+        self.n_trainable = sum(p.numel() for _, p in self.trainable)
+        self.n_parameters = sum(p.numel() for _, p in self.parameters)
+        self._shapes = [p.shape for _, p in self.parameters]
+        self._shapes += [buffer.tensor.shape for buffer in self.buffers]
+        # The length of the vector.
+        self.n_numbers = sum(shape.numel() for shape in self._shapes)
         self._places = list(_places(module))
 
-    @property
-    def n_numbers(self) -> int:
-        """The length of the vector."""
-        return self.sections[-1].end if self.sections else 0
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Splits a flat vector into shaped views."""
+        if not self._shapes:
+            return []
+        pieces = flat.split([shape.numel() for shape in self._shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes)]
 
     def device_types(self) -> set[str]:
         """Returns the types of the devices that the module is on."""
@@ -130,48 +84,52 @@ class Layout:
 
     def not_float32(self) -> str | None:
         """Returns the name and type of something that training changes and that is not float32."""
-        named = [pair for section in self.sections for pair in section.trainable]
+        named: list[tuple[str, torch.Tensor]] = [*self.trainable]
         named += [(buffer.path, buffer.tensor) for buffer in self.buffers if not buffer.is_counter]
         odd = [(name, tensor) for name, tensor in named if tensor.dtype != torch.float32]
         return f"`{odd[0][0]}` is {_dtype(odd[0][1])}" if odd else None
 
     def is_view(self, tensor: torch.Tensor) -> bool:
         """Whether it can be a view of the vector."""
-        is_there = tensor.device.type == "cpu" and tensor.dtype == _stored(tensor)
+        is_there = tensor.device.type == "cpu" and tensor.dtype == torch.float32
         return is_there and (not self._keeps_strides or tensor.is_contiguous())
 
-    def move(self, dense: torch.Tensor, states: list[torch.Tensor]) -> None:
-        """Copies all values to `dense` and its buffers to `states`, and makes what can be views."""
+    def move(self, dense: torch.Tensor, state: torch.Tensor) -> None:
+        """Copies all values to `dense` and its buffers to `state`, and makes what can be views."""
         with torch.no_grad():
-            for section, state in zip(self.sections, states):
-                for (_, parameter), view in zip(section.parameters, section.views(dense)):
-                    view.copy_(parameter)
-                    if self.is_view(parameter):
-                        parameter.data = view
-                    parameter.grad = None
-                buffers = section.buffers
-                pieces = state.split([b.tensor.numel() for b in buffers]) if buffers else []
-                for buffer, piece in zip(buffers, pieces):
-                    view = piece.view(buffer.tensor.shape)
-                    view.copy_(buffer.tensor)
-                    if self.is_view(buffer.tensor):
-                        buffer.put(view)
-                    else:
-                        buffer.kept = view
-                section.of(dense)[section.n_parameters :].copy_(state)
+            for (_, parameter), view in zip(self.parameters, self.views(dense)):
+                view.copy_(parameter)
+                if self.is_view(parameter):
+                    parameter.data = view
+                parameter.grad = None
+            buffers = self.buffers
+            pieces = state.split([b.tensor.numel() for b in buffers]) if buffers else []
+            for buffer, piece in zip(buffers, pieces):
+                view = piece.view(buffer.tensor.shape)
+                view.copy_(buffer.tensor)
+                if self.is_view(buffer.tensor):
+                    buffer.put(view)
+                else:
+                    buffer.kept = view
+            dense[self.n_parameters :].copy_(state)
 
     def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
         """Returns the entries of the model's spec."""
-        return [entry for section in self.sections for entry in section.spec(decays)]
+        names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
+        rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
+        rules += ["moving_average"] * (len(names) - len(rules))
+        return [
+            {"name": name, "shape": list(shape), "init": "given", "rule": rule}
+            for name, shape, rule in zip(names, self._shapes, rules)
+        ]
 
     def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
         """Returns the module's state dict with the values of `dense`; tied weights stay tied."""
         values = {}
-        for section in self.sections:
-            kept = [p for _, p in section.parameters] + [b.tensor for b in section.buffers]
-            for tensor, view in zip(kept, section.views(dense)):
-                exact = view if tensor.is_floating_point() else view.round()
-                values[id(tensor)] = exact.to(tensor.dtype, copy=True)
+        kept = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
+        for tensor, view in zip(kept, self.views(dense)):
+            exact = view if tensor.is_floating_point() else view.round()
+            values[id(tensor)] = exact.to(tensor.dtype, copy=True)
         state = module.state_dict(keep_vars=True)
         return {name: values.get(id(value), value) for name, value in state.items()}
 
@@ -222,11 +180,6 @@ def _places(module: nn.Module) -> Iterator[_Place]:
                 name = f"{path}.{key}" if path else key
                 kind = (p.dtype, p.device, p.requires_grad)
                 yield _Place(name, layer._parameters, key, p, *kind)
-
-
-def _stored(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the type of its numbers in the vector."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -10,6 +10,7 @@ trainer's loop again at the right place whenever state was loaded.
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from elasticdl import _job
+from elasticdl import _job, _records
 from elasticdl._zoo import ZooError
 
 _JOB: _job.Job | None = None
@@ -36,7 +37,9 @@ def job() -> _job.Job | None:
 
 def is_worker() -> bool:
     """Whether a job has started this process."""
-    return is_described() or bool(os.environ.get(_job._MASTER_ADDR))
+    # Loader processes that are spawned import the script again, and have its environment.
+    is_child = multiprocessing.parent_process() is not None
+    return not is_child and (is_described() or bool(os.environ.get(_job._MASTER_ADDR)))
 
 
 def is_described() -> bool:
@@ -121,6 +124,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._before: dict[str, Any] | None = None
+        # The number of logs before the step.
+        self._n_logs = 0
         self._loaded: dict[str, Any] | None = None
         # Whether state was loaded since the trainer's loop was at the place of its state.
         self.has_moved = False
@@ -133,16 +138,26 @@ class Progress:
         """Sets the state of the trainer; it may keep parts of `state`."""
         raise NotImplementedError
 
+    def logs(self) -> list[Any]:
+        """Returns the logs of the trainer: a list that only grows, and that can be long."""
+        return []
+
     def mark(self) -> None:
         """A step begins."""
         self._before = copy.deepcopy(self.collect())
+        self._n_logs = len(self.logs())
 
     def unmark(self) -> None:
         """The trainer takes the step."""
         self._before = None
 
     def state_dict(self) -> dict[str, Any]:
-        return self.collect() if self._before is None else self._before
+        state, logs = self._before, self.logs()
+        if state is None:
+            state = self.collect()
+        else:
+            logs = logs[: self._n_logs]
+        return {**state, "logs": logs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._before, self._loaded, self.has_moved = None, state, True
@@ -166,7 +181,8 @@ class Trained(nn.Module):
         super().__init__()
         # Not a child: its names are to have no prefix.
         object.__setattr__(self, "_model", model)
-        self._names = {name for name, _ in self.named_parameters()}
+        self._names: set[str] = set()
+        self.settle()
         if not self._names:
             raise ZooError("the model has no trainable parameter; set `requires_grad` of some")
         for name, tensor in extra.items():
@@ -191,6 +207,10 @@ class Trained(nn.Module):
     def register_forward_pre_hook(self, hook: Callable[..., Any], **options: Any) -> Any:
         return self._model.register_forward_pre_hook(hook, **options)
 
+    def settle(self) -> None:
+        """What is trainable now is trained: the job has frozen what is in no optimizer."""
+        self._names = {name for name, _ in self.named_parameters()}
+
     def check(self) -> None:
         """Rejects a change of what is trained: other workers would not see it."""
         changed = self._names ^ {name for name, _ in self.named_parameters()}
@@ -212,13 +232,29 @@ def check_loader(what: str, loader: Any) -> bool:
         loader.sampler, (RandomSampler, SequentialSampler)
     ):
         wrong = "has a sampler of its own, but the job assigns the records; use `shuffle`"
-    elif loader.num_workers > 0:
-        wrong = f"has num_workers={loader.num_workers}; records are read when the job assigns them"
+    elif getattr(loader.sampler, "replacement", False):
+        wrong = "has a RandomSampler with replacement=True, but a job trains every record once"
+    elif len(loader.sampler) != len(loader.dataset):
+        wrong = (
+            f"has a {type(loader.sampler).__name__} with num_samples={len(loader.sampler)}, but "
+            f"the dataset has {len(loader.dataset)} records, and a job trains each once per epoch"
+        )
     elif loader.drop_last:
         wrong = "has drop_last=True, but a job trains every record once per epoch"
     if wrong:
         raise ZooError(f"{what} {wrong}")
     return isinstance(loader.sampler, RandomSampler)
+
+
+def loader_options(loader: DataLoader) -> dict[str, Any]:
+    """Returns how a loader reads batches, if not simply in this process."""
+    options = {name: getattr(loader, name) for name in _records.LOADER_OPTIONS}
+    return options if loader.num_workers or loader.pin_memory else {}
+
+
+def split(collate: Callable[[list[Any]], Any], size: int, records: list[Any]) -> list[Any]:
+    """Makes the batches of a lane, each with at most `size` records."""
+    return [collate(records[first : first + size]) for first in range(0, len(records), size)]
 
 
 def _random_state() -> tuple[Any, ...]:

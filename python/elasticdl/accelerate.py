@@ -13,6 +13,7 @@ it is an ordinary accelerator.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -206,8 +207,9 @@ class _Loader:
         name = "the first loader that was passed to `prepare()`"
         self._is_shuffled = _trainers.check_loader(name, loader)
         self._accelerator, self.dataset = accelerator, loader.dataset
-        self._collate = loader.collate_fn
         self.batch_size = loader.batch_size
+        self._collate = functools.partial(_trainers.split, loader.collate_fn, loader.batch_size)
+        self._options = _trainers.loader_options(loader)
         self._n_records = loader.batch_size * accelerator.gradient_accumulation_steps
         # Whether the user's code has a batch, and whether it is the last one of its lane.
         self.is_in_batch = self.is_end_of_lane = False
@@ -223,7 +225,11 @@ class _Loader:
         accelerator, job = self._accelerator, self._accelerator.job
         accelerator.attach()
         lanes = job.batches(
-            self.dataset, self._n_records, shuffle=self._is_shuffled, collate=self._split
+            self.dataset,
+            self._n_records,
+            shuffle=self._is_shuffled,
+            collate=self._collate,
+            **self._options,
         )
         for batches in lanes:
             self._losses.clear()
@@ -237,11 +243,6 @@ class _Loader:
 
     def mean_loss(self) -> torch.Tensor:
         return torch.stack(self._losses).mean()
-
-    def _split(self, records: list[Any]) -> list[Any]:
-        """Makes the batches of a lane."""
-        starts = range(0, len(records), self.batch_size)
-        return [self._collate(records[at : at + self.batch_size]) for at in starts]
 
 
 class _Scheduler:

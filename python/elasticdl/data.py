@@ -14,7 +14,7 @@ import glob
 import hashlib
 import os
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,23 @@ def shards(
 
     `map` changes each record when it is read. `counts` is the number of records of each shard; by
     default, the shards are scanned once. What was found is kept in the folder `index`, by default
-    in the job's folder. `cache` is the number of records up to which a process keeps shards open or
-    in memory; it keeps at least two shards, or two row groups of Parquet.
+    in the job's folder; `index` is only for files that need no `open`. `cache` is the number of
+    records up to which a process keeps shards open or in memory; it keeps at least two shards, or
+    two row groups of Parquet.
     """
     if open is not None:
-        listed: list[Shard] = [_shards.Stream(source, open) for source in _paths(sources)]
+        paths, call = _paths(sources), _number(_name(open))
+        listed: list[Shard] = [
+            _shards.Stream(source, open, f"{call} {number}") for number, source in enumerate(paths)
+        ]
     elif hasattr(sources, "num_shards") and hasattr(sources, "shard"):
         n_shards = sources.num_shards
 
         def part(number: int) -> Iterable[Any]:
             return sources.shard(num_shards=n_shards, index=number)
 
-        listed = [_shards.Stream(number, part) for number in range(n_shards)]
+        call = f"{_number(_name(sources))} of {n_shards}"
+        listed = [_shards.Stream(number, part, call) for number in range(n_shards)]
     else:
         listed = [shard for path in _paths(sources) for shard in _of_path(os.fspath(path))]
     if not listed:
@@ -74,6 +79,23 @@ def shards(
     if counts is not None and len(counts) != len(listed):
         raise ValueError(f"there are {len(listed)} shards, but `counts` has {len(counts)} numbers")
     return Shards(listed, map, counts, Path(index) if index else _job_folder(), cache)
+
+
+# How many datasets of streams this process has made, by the name of what they are made from. The
+# workers of a job run the same script, so they count the same.
+_N_CALLS: Counter[str] = Counter()
+
+
+def _number(name: str) -> str:
+    _N_CALLS[name] += 1
+    return f"{name} {_N_CALLS[name]}"
+
+
+def _name(source: Any) -> str:
+    """Returns a name of a function or a dataset; another one may have the same."""
+    fingerprint = getattr(source, "_fingerprint", None)
+    kind = source if hasattr(source, "__qualname__") else type(source)
+    return f"{kind.__module__}.{kind.__qualname__} {fingerprint or ''}"
 
 
 class Shards:
@@ -159,8 +181,10 @@ class Shards:
 
     def _index(self, number: int) -> Index:
         shard = self._shards[number]
-        if self._folder is not None:
-            index = _kept(shard, self._folder)
+        # What a function makes of its source can change from run to run.
+        folder = self._folder if shard.is_file else _job_folder()
+        if folder is not None:
+            index = _kept(shard, folder)
         else:
             index = self._indexes.get(number) or shard.scan()
             self._indexes[number] = index

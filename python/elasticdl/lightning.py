@@ -98,10 +98,10 @@ class ElasticStrategy(SingleDeviceStrategy):
         state = {f"optimizer_{number}": other for number, other in enumerate(others, 2)}
         for number, config in enumerate(self.lr_scheduler_configs, 1):
             state[f"scheduler_{number}"] = Kept(config.scheduler)
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None:
-            state["scaler"] = scaler
+        if self._scaler is not None:
+            state["scaler"] = self._scaler
         self.job.attach(self._trained, first, trainer=self._progress, **state)
+        self._trained.settle()
         self._feed = loader.open()
         return loader
 
@@ -157,14 +157,31 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._trained.check()
         self._feed.begin_step()
         self._lead()
-        self.precision_plugin._after_closure(model or self.lightning_module, optimizer)
-        optimizer.step(**kwargs)
+        self._take_step(optimizer, model or self.lightning_module, **kwargs)
         if _trainers.is_described():
             self._feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
         return loss
 
+    def _take_step(self, optimizer: Any, model: Any, **kwargs: Any) -> None:
+        """Takes the step with the gradients of all lanes, as the precision plugin does."""
+        plugin, scaler = self.precision_plugin, self._scaler
+        if scaler is None:
+            plugin._after_closure(model, optimizer)
+            optimizer.step(**kwargs)
+            return
+        # Before clipping, and before the hooks that see the gradients.
+        scaler.unscale_(optimizer)
+        plugin._after_closure(model, optimizer)
+        scaler.step(optimizer, **kwargs)
+        scaler.update()
+
+    @property
+    def _scaler(self) -> Any:
+        """What scales the loss with `precision="16-mixed"`."""
+        return getattr(self.precision_plugin, "scaler", None)
+
     def _train_lane(self, batch: Any, closure: Callable[[], Any]) -> Any:
-        self._batch = self.batch_to_device(batch)
+        self._batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
         # What `self.log` takes the size of the batch from.
         results = self._trainer._results
         results.batch, results.batch_size = self._batch, None
@@ -207,6 +224,7 @@ class _Loader:
         self._strategy = strategy
         is_shuffled = _trainers.check_loader("the training loader", loader)
         self.dataset, self._collate = loader.dataset, loader.collate_fn
+        self._options = _trainers.loader_options(loader)
         job = strategy.job
         job.plan(len(self.dataset), loader.batch_size, 1, is_shuffled)
         n_epochs = trainer.fit_loop.max_epochs
@@ -229,7 +247,8 @@ class _Loader:
     def open(self) -> Feed:
         """Joins the job."""
         job = self._strategy.job
-        return Feed(job, job.steps(self.dataset, *self._plan, collate=self._collate))
+        steps = job.steps(self.dataset, *self._plan, collate=self._collate, **self._options)
+        return Feed(job, steps)
 
 
 class _Progress(Progress):

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "DistributedOptimizer", "ElasticSampler", "Embedding"]
 
-# Options of a `DataLoader` that say how batches are read.
-_LOADER_OPTIONS = (
-    *("num_workers", "prefetch_factor", "pin_memory", "timeout", "worker_init_fn"),
-    "multiprocessing_context",
-)
-
 COMBINERS = ("sum", "mean", "sqrtn")
 
 # Named values of `init`; `normal` is the same as in torch.nn.Embedding.
@@ -288,7 +282,6 @@ class ElasticSampler(torch.utils.data.Sampler):
     ) -> None:
         self._job = job
         self._plan = (n_records, batch_size, epochs, shuffle)
-        self._read: Callable[[np.ndarray], Any] | None = None
         job.plan(*self._plan)
 
     def __len__(self) -> int:
@@ -305,12 +298,11 @@ class ElasticSampler(torch.utils.data.Sampler):
 
     def batches(self, loader: torch.utils.data.DataLoader) -> Iterator[Any]:
         """Iterates over the batches of a loader with this `batch_sampler`."""
-        if self._read is None:
-            fetch = _records.Fetch(loader.dataset, loader.collate_fn, by_item=True)
-            options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
-            self._read = self._job._reader(fetch, options)
+        fetch = _records.Fetch(loader.dataset, loader.collate_fn, by_item=True)
+        options = {name: getattr(loader, name) for name in _records.LOADER_OPTIONS}
+        read = self._job._reader(fetch, options)
         for records in self:
-            yield self._read(np.asarray(records))
+            yield read(np.asarray(records))
 
 
 def _iterate(loader: torch.utils.data.DataLoader) -> Iterator[Any]:

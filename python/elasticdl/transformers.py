@@ -13,6 +13,7 @@ trainer is an ordinary one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -47,7 +48,6 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "auto_find_batch_size": ((False,), "the batch size is part of the job"),
     "data_seed": ((None,), "the job shuffles the records; set the `--seed` of `elasticdl run`"),
     "dataloader_drop_last": ((False,), "a job trains every record once per epoch"),
-    "dataloader_num_workers": ((0,), "records are read when the job assigns them"),
     "deepspeed": ((None,), "the job adds up the gradients"),
     "enable_jit_checkpoint": ((False,), "the job saves its state when it is asked to stop"),
     "fsdp": ((None, False, "", []), "the job adds up the gradients"),
@@ -60,6 +60,8 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 _SHARING = ("split_batches", "dispatch_batches")
 # Parts of the trainer's state that belong to one worker.
 _OWN_FIELDS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
+# A part of it that grows with every log.
+_LOGS = "log_history"
 # The buffer with the sums of a step, if losses are averaged over tokens.
 _TOKENS = "tokens_and_loss_per_record"
 
@@ -141,6 +143,7 @@ class ElasticMixin:
             state["scaler"] = scaler
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.job.attach(self._trained, optimizer, **state)
+        self._trained.settle()
         self._feed = train_dataloader.open()
         return prepared
 
@@ -320,13 +323,10 @@ class _Loader:
         """Joins the job."""
         job = self._trainer.job
         plan = (self._n_records, self._n_epochs, self._is_shuffled)
-        return Feed(job, job.steps(self.dataset, *plan, collate=self._split))
-
-    def _split(self, records: list[Any]) -> tuple[int, list[Any]]:
-        """Makes the batches of a lane."""
-        size = self._trainer.args.per_device_train_batch_size
-        parts = [records[first : first + size] for first in range(0, len(records), size)]
-        return len(records), [self._collate(part) for part in parts]
+        args = self._trainer.args
+        collate = functools.partial(_split, self._collate, args.per_device_train_batch_size)
+        options = _loader_options(args)
+        return Feed(job, job.steps(self.dataset, *plan, collate=collate, **options))
 
 
 class _Progress(Progress):
@@ -339,8 +339,9 @@ class _Progress(Progress):
     def collect(self) -> dict[str, Any]:
         trainer = self._trainer
         fields = {field.name for field in dataclasses.fields(trainer.state)}
+        fields -= {_LOGS, *_OWN_FIELDS}
         return {
-            "state": {name: getattr(trainer.state, name) for name in fields - {*_OWN_FIELDS}},
+            "state": {name: getattr(trainer.state, name) for name in fields},
             "control": trainer.control.state()["args"],
             "callbacks": [[name, _state_of(callback)] for name, callback in self._callbacks()],
             "loss": trainer._tr_loss,
@@ -348,8 +349,12 @@ class _Progress(Progress):
             "last_logged": trainer._globalstep_last_logged,
         }
 
+    def logs(self) -> list[Any]:
+        return self._trainer.state.log_history
+
     def apply(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
+        trainer.state.log_history = state["logs"]
         for name, value in state["state"].items():
             setattr(trainer.state, name, value)
         for name, value in state["control"].items():
@@ -411,6 +416,25 @@ def _data(trainer: Any) -> tuple[Any, Any]:
     if hasattr(dataset, "column_names"):  # A `datasets.Dataset`.
         return trainer._remove_unused_columns(dataset, description="training"), collate
     return dataset, trainer._get_collator_with_removed_columns(collate, description="training")
+
+
+def _loader_options(args: Any) -> dict[str, Any]:
+    """Returns how the trainer's loader would read batches."""
+    # As it is by default, which has no effect without a GPU.
+    pins = args.dataloader_pin_memory and torch.cuda.is_available()
+    if not args.dataloader_num_workers and not pins:
+        return {}
+    return {
+        "num_workers": args.dataloader_num_workers,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "persistent_workers": args.dataloader_persistent_workers,
+        "pin_memory": pins,
+    }
+
+
+def _split(collate: Any, size: int, records: list[Any]) -> tuple[int, list[Any]]:
+    """Makes the batches of a lane, and counts its records."""
+    return len(records), _trainers.split(collate, size, records)
 
 
 def _overrides(kind: type, name: str) -> bool:

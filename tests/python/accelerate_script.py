@@ -70,7 +70,12 @@ def lane_sum(model, trained, first: int, end: int) -> list[torch.Tensor]:
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION, cpu=True)
     training, faults = Training(), Faults(folder, n_workers, kills)
-    loader = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
+
+    def start(_number: int) -> None:
+        (folder / f"loader-{os.getpid()}").touch()
+
+    data = TensorDataset(X, Y)
+    loader = DataLoader(data, batch_size=BATCH, num_workers=1, worker_init_fn=start)
     evaluated = DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20)
     model, optimizer, loader, evaluated, scheduler = accelerator.prepare(
         training.model, training.optimizer, loader, evaluated, training.scheduler

@@ -94,6 +94,14 @@ class Cluster:
                 process.communicate()
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def pytest_configure(config: pytest.Config) -> None:
     line = "backends(*names): the Keras backends that the test is for; it does not run on others"
     config.addinivalue_line("markers", line)

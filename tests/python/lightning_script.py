@@ -11,14 +11,17 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 import elasticdl.lightning  # noqa: F401
 from elasticdl import _state, _torch_flat
 from own_step_script import Faults
 
 N_LANES, BATCH, EPOCHS = 3, 8, 2
+# Processes that read batches ahead.
+N_LOADERS = 1
 # The last step of an epoch has fewer records.
 N_RECORDS = 125
 STEPS_PER_EPOCH = -(-N_RECORDS // (N_LANES * BATCH))
@@ -27,11 +30,25 @@ X = torch.randn(N_RECORDS, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
 
 
+class Noted(TensorDataset):
+    """Notes which processes read records."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(X, Y)
+        self._folder = folder
+
+    def __getitem__(self, record: int) -> tuple[torch.Tensor, ...]:
+        (self._folder / f"{'loader' if get_worker_info() else 'worker'}-{os.getpid()}").touch()
+        return super().__getitem__(record)
+
+
 class Classifier(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+        # In no optimizer.
+        self.unused = nn.Linear(2, 2)
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -45,7 +62,7 @@ class Classifier(LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
         plateau = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}, {"scheduler": plateau}]
@@ -77,10 +94,16 @@ class Seen(Callback):
         self.seen.append(f"epoch {trainer.current_epoch}")
 
 
-def plain() -> nn.Module:
+def plain(precision: str = "32-true") -> nn.Module:
     """Trains without a job, on the same lanes."""
     _torch_flat.make_repeatable(1)
     module = Classifier()
+    x = X
+    if precision == "bf16-true":
+        module, x = module.bfloat16(), X.bfloat16()
+    is_mixed = precision == "16-mixed"
+    scaler = torch.amp.GradScaler("cpu", enabled=is_mixed)
+    trained = [*module.net.parameters()]
     [optimizer], schedules = module.configure_optimizers()
     for _ in range(EPOCHS):
         for first in range(0, N_RECORDS, N_LANES * BATCH):
@@ -90,16 +113,27 @@ def plain() -> nn.Module:
             total = None
             for a, b in itertools.pairwise(borders):
                 module.zero_grad()
-                nn.functional.cross_entropy(module.net(X[a:b]), Y[a:b]).backward()
-                lane = [parameter.grad * (b - a) for parameter in module.parameters()]
-                total = lane if total is None else [x + y for x, y in zip(total, lane)]
-            for parameter, gradient in zip(module.parameters(), total):
-                parameter.grad = gradient / (end - first)
-            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-            optimizer.step()
+                with torch.autocast("cpu", torch.half, enabled=is_mixed, cache_enabled=False):
+                    loss = nn.functional.cross_entropy(module.net(x[a:b]), Y[a:b])
+                scaler.scale(loss).backward()
+                lane = [parameter.grad.float() * (b - a) for parameter in trained]
+                total = lane if total is None else [one + two for one, two in zip(total, lane)]
+            for parameter, gradient in zip(trained, total):
+                parameter.grad = (gradient / (end - first)).to(parameter.dtype)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(trained, 0.5)
+            scaler.step(optimizer)
+            scaler.update()
             schedules[0]["scheduler"].step()
         schedules[1]["scheduler"].step()
     return module
+
+
+def precision_options(precision: str) -> dict:
+    """What a trainer is given; it would not use 16-mixed on a CPU otherwise."""
+    if precision == "16-mixed":
+        return {"plugins": [MixedPrecision(precision, "cpu")]}
+    return {"precision": precision}
 
 
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
@@ -116,10 +150,11 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
         logger=False,
         enable_progress_bar=False,
         default_root_dir=folder,
+        **precision_options(os.environ.get("PRECISION", "32-true")),
     )
     trainer.fit(
         module,
-        DataLoader(TensorDataset(X, Y), batch_size=BATCH),
+        DataLoader(Noted(folder), batch_size=BATCH, num_workers=N_LOADERS),
         DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20),
     )
     states = {

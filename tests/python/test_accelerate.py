@@ -13,12 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler  # noqa: E402
 
 import accelerate_script as script  # noqa: E402
-import elasticdl.accelerate  # noqa: E402
 from conftest import ROOT, Cluster  # noqa: E402
-from elasticdl import _state, _trainers  # noqa: E402
+from elasticdl import _state  # noqa: E402
 
 
 def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int) -> dict:
@@ -36,6 +34,7 @@ def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int) -> dict:
     assert not kills or max(joined) > min(kills), "a worker got the state from another one"
     ends = {path.read_bytes() for path in folder.glob("end-*")}
     assert len(ends) == 1, "all workers have the same bits"
+    assert [*folder.glob("loader-*")], "a loader has read ahead"
     return _state.parse(ends.pop())
 
 
@@ -50,27 +49,6 @@ def test_a_loop_has_the_bits_of_one_process_after_a_kill(cluster: Cluster, tmp_p
     end = train(cluster, folder, 2, 3)
     check(end["model"])
     check(load_file(folder / "state" / "model.safetensors"))
-
-
-class Numbers(IterableDataset):
-    def __iter__(self):
-        yield from range(3)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "options", "sentence"),
-    [
-        (Numbers(), {}, "an iterable dataset"),
-        ([1, 2, 3], {"drop_last": True}, "drop_last=True"),
-        ([1, 2, 3], {"num_workers": 2}, "num_workers=2"),
-        ([1, 2, 3], {"sampler": WeightedRandomSampler([1.0] * 3, 3)}, "a sampler of its own"),
-    ],
-)
-def test_loaders_that_a_job_cannot_follow_are_refused(
-    dataset: object, options: dict, sentence: str
-) -> None:
-    with pytest.raises(elasticdl.ZooError, match=sentence):
-        _trainers.check_loader("it", DataLoader(dataset, batch_size=2, **options))
 
 
 def test_the_example_changes_two_lines_and_runs_without_a_job(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +192,26 @@ def test_an_index_is_made_once_and_kept(tars: list[str], tmp_path: Path, monkeyp
     os.utime(tars[0])
     with pytest.raises(TypeError, match="not callable"):  # It would be scanned again.
         data.shards(tars)
+
+
+def test_streams_with_the_same_sources_have_their_own_indexes(tmp_path: Path, monkeypatch):
+    def first(n: int) -> Callable[[str], range]:
+        return lambda _source: range(n)
+
+    data._N_CALLS.clear()
+    monkeypatch.setenv("ELASTICDL_JOB_DIR", str(tmp_path / "job"))
+    (tmp_path / "part").touch()
+    for source in ("part", str(tmp_path / "part")):
+        few, many = (data.shards([source], first(n), index=tmp_path / "kept") for n in (3, 5))
+        assert ([*few], [*many]) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    streams = [datasets.Dataset.from_list(ROWS[:n]).to_iterable_dataset() for n in (2, 4)]
+    few, many = map(data.shards, streams)
+    assert ([*few], [*many]) == (ROWS[:2], ROWS[:4])
+    assert not (tmp_path / "kept").exists(), "another run may open them differently"
+    # A worker that starts later makes the same datasets, in the same order.
+    data._N_CALLS.clear()
+    monkeypatch.setattr(_shards.Stream, "scan", None)
+    assert len(data.shards(["part"], first(3))) == 3
 
 
 def test_counts_that_are_known_need_no_scan(tars: list[str], monkeypatch):

@@ -18,25 +18,26 @@ from conftest import ROOT, Cluster  # noqa: E402
 from elasticdl import _state  # noqa: E402
 
 
-def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int) -> dict:
+def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int, **env: str) -> dict:
     """Runs a job; returns what its workers have at the end."""
     folder.mkdir()
     words = [script.__file__, str(folder), str(n_workers), *map(str, kills)]
     # The others wait for those that replace killed ones.
     workers = f"--workers={n_workers}:{n_workers}"
     flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
-    cluster.run("run", *flags, *words)
+    cluster.run("run", *flags, *words, **env)
     cluster.run("audit", folder.name)
     assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
     joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
     assert not kills or max(joined) > min(kills), "a worker got the state from another one"
     ends = {path.read_bytes() for path in folder.glob("end-*")}
     assert len(ends) == 1, "all workers have the same bits, callbacks and counters"
+    assert [*folder.glob("loader-*")] and not [*folder.glob("worker-*")], "loaders have read all"
     return _state.parse(ends.pop())
 
 
-def check(end: dict, folder: Path) -> None:
-    wanted = script.plain().state_dict()
+def check(end: dict, folder: Path, precision: str = "32-true") -> None:
+    wanted = script.plain(precision).state_dict()
     assert end["model"].keys() == wanted.keys()
     assert all(torch.equal(end["model"][name], values) for name, values in wanted.items())
     assert end["end"] == [script.EPOCHS, script.N_STEPS]
@@ -51,6 +52,14 @@ def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
 ) -> None:
     folder = tmp_path / "killed"
     check(train(cluster, folder, 2, script.STEPS_PER_EPOCH), folder)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
+def test_a_trainer_has_the_bits_of_one_process_with_16_bits(
+    cluster: Cluster, tmp_path: Path, precision: str
+) -> None:
+    folder = tmp_path / "half"
+    check(train(cluster, folder, 1, PRECISION=precision), folder, precision)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import loader_script  # noqa: E402
-from conftest import Cluster  # noqa: E402
+from conftest import Cluster, is_alive  # noqa: E402
 
 
 def write_shards(folder: Path) -> None:
@@ -39,8 +38,7 @@ def train(cluster: Cluster, folder: Path, n_loaders: int, n_workers: int, *kills
     cluster.run("run", workers, lanes, f"--job_name={folder.name}", *map(str, words))
     cluster.run("audit", folder.name)
     for path in folder.glob("loader-*"):
-        pid = path.name.split("-")[1]
-        assert not os.path.exists(f"/proc/{pid}"), "a process of a loader is left"
+        assert not is_alive(int(path.name.split("-")[1])), "a process of a loader is left"
     return torch.load(cluster.job(folder.name) / "output" / "model.pt")
 
 

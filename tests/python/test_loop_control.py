@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -167,6 +169,45 @@ def test_a_loader_that_is_left_ends_training():
     assert FakeLoop.last.heard == ["computed", "quit"]
 
 
+@pytest.mark.parametrize("where", ["next", "end", "state"])
+def test_an_error_while_the_loop_is_left_ends_the_process(monkeypatch, capsys, where):
+    def fail(*_):
+        raise RuntimeError("the connection is gone")
+
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr(FakeLoop, "is_script", where == "state")
+    job, model, optimizer = started()
+    for batch in job.batches(DATA, batch_size=BATCH, epochs=N_EPOCHS):
+        turn(job, model, batch, optimizer)
+        if where == "state":
+            FakeLoop.last.quit = lambda: None
+            FakeLoop.last.requests = iter([("state", None, 1, True)])
+            monkeypatch.setattr(job._own, "dump", fail)
+            FakeLoop.last.state = lambda dump: None
+            job._loop.state = lambda dump: dump()
+        else:
+            setattr(job._loop, where, fail)
+        break
+    assert codes == [1]
+    assert "RuntimeError: the connection is gone" in capsys.readouterr().err
+    if where == "state":
+        assert "the connection is gone" in FakeLoop.last.heard[-1], "the job knows"
+
+
+def test_a_failure_is_shown_after_the_end_of_the_job(monkeypatch):
+    seen: list[str] = []
+    monkeypatch.setattr("sys.excepthook", lambda *_: seen.append("shown"))
+    monkeypatch.setattr("elasticdl._job._final_state", lambda: seen.append("ended"))
+    monkeypatch.setattr(FakeLoop, "fail", lambda _, why: seen.append(why))
+    job, model, _ = started()
+    for batch in job.batches(DATA, batch_size=BATCH):
+        turn(job, model, batch)
+        sys.excepthook(KeyError, KeyError("no such key"), None)
+        break
+    assert "no such key" in seen[0] and seen[1:] == ["ended", "shown"]
+
+
 def test_an_exception_in_the_loop_is_not_an_end_of_training():
     job, model, _ = started()
     with pytest.raises(ZeroDivisionError):
@@ -299,10 +340,63 @@ def test_batches_are_requested_once(second, sentence):
 def test_every_epoch_has_the_same_batches():
     job, model, _ = started()
     sizes = iter([BATCH, 1])
-    with pytest.raises(RuntimeError, match="the same dataset, batch size and order"):
+    with pytest.raises(RuntimeError, match="the same dataset, batch size, order and loader"):
         for _ in job.epochs(N_EPOCHS):
             for batch in job.batches(DATA, batch_size=next(sizes)):
                 turn(job, model, batch)
+
+
+OTHER = {
+    "dataset": lambda epoch: {"dataset": DATA if epoch == 0 else DATA + 1, "timeout": 0},
+    "collate": lambda epoch: {"collate": torch.stack if epoch == 0 else list, "timeout": 0},
+    "collate with other values": lambda epoch: {
+        "collate": lambda items: torch.stack(items) * epoch,
+        "timeout": 0,
+    },
+    "options": lambda epoch: {"pin_memory": False} if epoch == 0 else {"timeout": 0},
+    "no options": lambda epoch: {"pin_memory": False} if epoch == 0 else {},
+}
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER.keys())
+def test_what_a_loader_reads_cannot_change_after_an_epoch(other):
+    job, model, _ = started()
+    with pytest.raises(RuntimeError, match="the batches of an epoch are not those of the epoch be"):
+        for epoch in job.epochs(N_EPOCHS):
+            request = {"dataset": DATA, **other(epoch)}
+            for batch in job.batches(batch_size=BATCH, **request):
+                turn(job, model, batch)
+    assert job.epoch == 0
+
+
+def test_a_collate_function_can_be_defined_in_each_epoch():
+    job, model, _ = started()
+    n_batches, half = 0, 0.5
+    for _ in job.epochs(N_EPOCHS):
+        collate = functools.partial(lambda by, items: items[0][0] * by * half, 2)
+        for batch in job.batches((DATA,), batch_size=BATCH, collate=collate, timeout=0):
+            turn(job, model, batch)
+            n_batches += 1
+    assert n_batches == N_STEPS + 1
+
+
+def test_a_collate_function_with_a_variable_of_the_loop_is_refused():
+    job, model, _ = started()
+    with pytest.raises(RuntimeError, match="request the same dataset"):
+        for epoch in job.epochs(N_EPOCHS):
+            collate = lambda items: torch.stack(items) * epoch  # noqa: B023, E731
+            for batch in job.batches(DATA, batch_size=BATCH, collate=collate, timeout=0):
+                turn(job, model, batch)
+
+
+def test_a_loader_over_epochs_keeps_its_dataset():
+    job, model, _ = started()
+    sampler = elasticdl.torch.ElasticSampler(job, len(DATA), batch_size=BATCH)
+    with pytest.raises(RuntimeError, match="request the same dataset"):
+        for epoch in job.epochs(N_EPOCHS):
+            for batch in DataLoader(DATA + epoch, batch_sampler=sampler):
+                turn(job, model, batch)
+    assert job.epoch == 0
 
 
 def test_the_gradient_of_a_step_is_clipped(monkeypatch):

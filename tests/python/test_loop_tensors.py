@@ -265,6 +265,7 @@ def aliased() -> nn.Module:
         ),
         (aliased, "`0.weight` and `1.weight` share memory, but are different objects"),
         (lambda: nn.Linear(2, 1).to(torch.float8_e4m3fn), "`weight` is float8_e4m3fn, but param"),
+        (lambda: nn.Linear(2, 1).double(), "`weight` is float64, but parameters must be float32, "),
     ],
 )
 def test_models_that_cannot_be_trained_are_refused_by_name(make, sentence):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 import elasticdl  # noqa: E402
 import elasticdl.torch  # noqa: E402
+from conftest import is_alive  # noqa: E402
 from elasticdl import _read_ahead, _records  # noqa: E402
 
 # The records and the seed of each turn; the second and the third are the same.
@@ -235,10 +235,21 @@ def test_a_stateful_loader_takes_one_batch_after_the_other():
         next(iter(StatefulDataLoader(Noisy(), batch_sampler=sampler, num_workers=1)))
 
 
-def test_options_that_a_loader_does_not_have_are_refused():
+@pytest.mark.parametrize(
+    "options", [{"num_wokers": 2}, {"num_workers": 2, "in_order": False}, {"drop_last": True}]
+)
+def test_options_that_a_job_cannot_follow_are_refused_by_name(options):
     job, _ = begin()
-    with pytest.raises(TypeError, match="num_wokers"):
-        job.batches(Noisy(), num_wokers=2)
+    with pytest.raises(TypeError, match=f"`{[*options][-1]}` does not exist or does not work in a"):
+        job.batches(Noisy(), **options)
+    with pytest.raises(TypeError, match="use num_workers, prefetch_factor, pin_memory, "):
+        job.steps(Noisy(), **options)
+
+
+def test_the_order_of_a_loader_is_that_of_the_job():
+    job, model, loader = by_loader(num_workers=2, in_order=False)
+    seen, _ = take(job, model, loader)
+    assert [batch[0].tolist() for batch in seen] == [records for records, _ in TURNS]
 
 
 PARENT = """
@@ -265,13 +276,6 @@ def test_the_processes_end_with_a_parent_that_is_killed():
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait(lambda: not is_alive(child))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait(look: Callable[[], bool]) -> None:

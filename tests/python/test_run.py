@@ -106,6 +106,17 @@ def test_a_script_without_a_job_computes_the_same_bits(cluster: Cluster, tmp_pat
             np.testing.assert_array_equal(alone[name], value, name)
 
 
+def test_a_script_without_a_job_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    command = script(tmp_path, before=f"if job.step == 3: {kill}")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**os.environ, "PYTHONPATH": "", "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, *command], env=env, timeout=LIMIT)
+    assert done.returncode == -signal.SIGKILL
+    assert not [*temporary.iterdir()]
+
+
 def test_one_worker_that_leaves_its_loop_ends_the_job_for_all(
     cluster: Cluster, tmp_path: Path
 ) -> None:

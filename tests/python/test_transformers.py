@@ -90,7 +90,6 @@ def test_lanes_are_what_devices_are_to_the_arguments(tmp_path: Path) -> None:
         ("auto_find_batch_size", True),
         ("data_seed", 3),
         ("dataloader_drop_last", True),
-        ("dataloader_num_workers", 2),
         ("include_num_input_tokens_seen", True),
         ("optim", "adalomo"),
         ("split_batches", True),

@@ -93,6 +93,7 @@ def arguments(kind: str, folder: Path, **options: object) -> TrainingArguments:
         "warmup_steps": 2,
         "lr_scheduler_type": "cosine",
         "logging_steps": 2,
+        "dataloader_num_workers": 1,
         "eval_strategy": "epoch",
         "save_steps": 3,
         "report_to": [],

@@ -285,7 +285,8 @@ pub(crate) struct PsArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ScriptArgs {
-    /// Number of workers, or the minimum and maximum, e.g. 2:8
+    /// Number of workers, or the minimum and maximum, e.g. 2:8. On this machine, a job starts with
+    /// one worker per core within this range
     #[arg(long, value_name = "N[:MAX]")]
     pub(crate) workers: Option<String>,
     /// As in torchrun: number of nodes, or the minimum and maximum; ignored with --workers

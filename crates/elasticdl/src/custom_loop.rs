@@ -228,7 +228,10 @@ pub fn work_alone(
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     described.save(folder.path()).map_err(|error| format!("{error:#}"))?;
     let model = open(described.model)(&spec)?;
-    let trained = edl_worker::train_alone(&spec, described.plan.n_records, model, folder.path());
+    let (n_records, path) = (described.plan.n_records, folder.path().to_owned());
+    // At once, because a script that is killed would leave it behind.
+    let forget = move || drop(folder);
+    let trained = edl_worker::train_alone(&spec, n_records, model, &path, forget);
     trained.map(|()| crate::exit::Exit::Ok.code()).map_err(|error| error.to_string())
 }
 

@@ -86,11 +86,14 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
     let mut given = args.job.0.clone();
+    let least = given.get("min_workers").and_then(Value::as_u64).map_or(least, saturate);
+    // A cluster has room for all of them, or starts them as soon as it does.
+    let first = if is_for_cluster(args) { most } else { first_workers(least, most, cores()) };
     let fields: [(&str, Option<Value>); 11] = [
         ("job_command", Some(command_line(args).into())),
         ("model_def", Some(args.script.first().cloned().into())),
         ("distribution_strategy", Some(Strategy::Allreduce.name().into())),
-        ("num_workers", Some(most.into())),
+        ("num_workers", Some(first.into())),
         ("max_workers", Some(most.into())),
         ("lanes", Some(lanes.into())),
         ("seed", Some(args.seed.into())),
@@ -117,13 +120,25 @@ fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
                  number with --workers",
             ));
         }
-        "auto" | "cpu" => std::thread::available_parallelism()
-            .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        "auto" | "cpu" => cores(),
         text => text.parse().map_err(|_| {
             refuse(format!("--nproc_per_node `{text}` must be a number greater than 0, or auto"))
         })?,
     };
     Ok((least.saturating_mul(each), most.saturating_mul(each)))
+}
+
+/// How many workers a job starts with on this machine: as many as it has cores, within the range.
+fn first_workers(least: u32, most: u32, cores: u32) -> u32 {
+    cores.max(least).min(most)
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| saturate(cores.get() as u64))
+}
+
+fn saturate(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 fn wrong(flag: &str, text: &str) -> anyhow::Error {
@@ -183,6 +198,14 @@ mod tests {
         assert_eq!(range("2:8"), Some((2, 8)));
         for text in ["0", "8:2", "", "2:", "x", "0:4"] {
             assert_eq!(range(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_job_starts_with_as_many_workers_as_there_are_cores() {
+        for (least, most, cores, first) in [(2, 8, 4, 4), (2, 8, 1, 2), (2, 8, 64, 8), (3, 3, 1, 3)]
+        {
+            assert_eq!(first_workers(least, most, cores), first, "{least}:{most} on {cores}");
         }
     }
 

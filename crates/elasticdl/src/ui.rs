@@ -143,6 +143,10 @@ impl Ui {
 
     /// Shows what is new.
     pub(crate) fn tick(&mut self) {
+        // Before the status: what is printed after the end of a failed job is then not shown.
+        if let Some(script) = &mut self.script {
+            script.read();
+        }
         self.show_job();
         self.show_script();
     }
@@ -168,7 +172,7 @@ impl Ui {
     /// Copies what the leader's script has printed to standard output.
     fn show_script(&mut self) {
         let Some(script) = &mut self.script else { return };
-        let text = script.read(self.last.as_ref());
+        let text = script.take(self.last.as_ref());
         let show = || _ = std::io::stdout().lock().write_all(text.as_bytes());
         match &self.form {
             _ if text.is_empty() => {}

@@ -25,15 +25,18 @@ use crate::{Error, chain};
 const WORLD: WorldId = WorldId(1);
 
 /// Trains all epochs, or until the training script leaves its loop. `job_dir` has the initial
-/// values.
+/// values; `forget` is called once they are read.
 pub fn train_alone(
     spec: &JobSpec,
     n_records: u64,
     model: Box<dyn Model>,
     job_dir: &Path,
+    forget: impl FnOnce(),
 ) -> Result<(), Error> {
     let records = open_records(spec, job_dir.to_owned());
-    Alone::new(spec, n_records, model, job_dir, records)?.run(spec)
+    let alone = Alone::new(spec, n_records, model, job_dir, records)?;
+    forget();
+    alone.run(spec)
 }
 
 /// A worker without other workers and without a master.
