@@ -427,6 +427,12 @@ MUTATIONS = [
         "(self.last_heard, self.pinged) = (now, None);\n        self.is_frozen &= MUTANT;",
     ),
     Mutation(
+        "forget where a script has left its loop",
+        f"{CORE}/job/worlds.rs",
+        "self.change(|facts| facts.last_step = Some(last));",
+        "self.change(|facts| facts.last_step = Some(last).filter(|_| !MUTANT));",
+    ),
+    Mutation(
         "train past a barrier",
         f"{CORE}/job/step_control.rs",
         "end.min(n_done.saturating_add(self.n_ahead()))",

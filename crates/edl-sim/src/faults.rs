@@ -282,7 +282,7 @@ impl Site {
         let good: Vec<_> =
             durable.checkpoints.iter().filter(|c| !c.is_bad && is_good(&c.folder)).collect();
         let [.., _, newest] = good[..] else { return };
-        let last = self.model.history.n_steps();
+        let last = self.last_step();
         let may_be_exported = match self.scenario.spec.is_allreduce() {
             true => newest.version >= last || self.scenario.spec.early_stop_patience > 0,
             false => newest.exact.is_some(),

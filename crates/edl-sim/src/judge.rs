@@ -241,6 +241,11 @@ impl Judge {
 }
 
 impl Site {
+    /// Where the training of a job that trains in steps ends, unless it stops early.
+    pub(crate) fn last_step(&self) -> u64 {
+        self.scenario.quits_after.unwrap_or(self.model.history.n_steps())
+    }
+
     /// Checks the result of the whole job.
     pub(crate) fn check_end(&mut self, end: &End) {
         let spec = &self.scenario.spec;
@@ -263,9 +268,12 @@ impl Site {
             let snapshot = self.disk.read(folder, 0);
             let state = DenseState::of(&snapshot.expect("the exported checkpoint is complete"));
             let is_early = spec.early_stop_patience > 0;
-            if !is_early || self.scenario.untrainable.is_some_and(|step| state.step > step) {
-                assert_eq!(state.step, self.model.history.n_steps());
-                assert_eq!(self.scenario.untrainable, None, "no worker can train it");
+            let last = self.last_step();
+            assert!(if is_early { state.step <= last } else { state.step == last });
+            let untrainable = self.scenario.untrainable;
+            assert!(untrainable.is_none_or(|step| state.step <= step), "no worker can train it");
+            if self.scenario.quits_after == Some(state.step) {
+                self.kernel.count("script left its loop");
             }
             self.judge.committed(&self.model, &self.disk, folder, state.step);
             if state.step < self.model.history.n_steps() {

@@ -31,6 +31,8 @@ pub struct Scenario {
     pub untrainable: Option<u64>,
     /// The loss of this batch, counted over all epochs, is never finite.
     pub nonfinite: Option<u64>,
+    /// The training script leaves its loop after this many steps.
+    pub quits_after: Option<u64>,
     /// Evaluations get better and better, so each is followed by a checkpoint.
     pub improves: bool,
     /// Per thousand lanes: the computation takes up to three seconds.
@@ -94,7 +96,7 @@ impl Scenario {
     pub fn undisturbed(mut self) -> Self {
         (self.n_faults, self.is_undisturbed) = (0, true);
         (self.master_deaths, self.failures, self.crashes, self.duplicates) = (0, 0, 0, 0);
-        (self.untrainable, self.nonfinite) = (None, None);
+        (self.untrainable, self.nonfinite, self.quits_after) = (None, None, None);
         (self.frozen_evaluations, self.resizes) = (0, 0);
         self
     }
@@ -193,6 +195,9 @@ impl Scenario {
         let nonfinite = is_nonfinite.then(|| draw_nonfinite.0.below(n_batches));
         spec.on_nonfinite = draw_nonfinite.one_of(&OnNonfinite::ALL);
         spec.spares = Draw(Rng::new(rng::key(&[seed, 5]))).one_of(&[0, 0, 1, 2]);
+        let mut draw_quit = Draw(Rng::new(rng::key(&[seed, 6])));
+        let quits = spec.is_allreduce() && draw_quit.small(0, 5) == 0;
+        let quits_after = quits.then(|| draw_quit.0.below(n_batches));
         let mut draw_timing = Draw(Rng::new(rng::key(&[seed, 4])));
         if spec.is_allreduce() {
             // Where it is long, a frozen worker comes back while the others train without it.
@@ -212,6 +217,7 @@ impl Scenario {
             duplicates: draw.one_of(&[0, 50]),
             untrainable,
             nonfinite,
+            quits_after,
             improves: draw.small(0, 1) == 1,
             hiccups: 0,
             step_ms: u64::from(draw.small(1, 40)),

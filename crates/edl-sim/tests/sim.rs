@@ -17,7 +17,7 @@ use edl_sim::{Outcome, Scenario, Site};
 const N_SEEDS: u64 = 2000;
 
 /// What some job must meet, or the simulation proves little: faults, and how machines answer.
-const MET: [&str; 54] = [
+const MET: [&str; 55] = [
     "all connections broken",
     "all workers dismissed",
     "checkpoint",
@@ -50,6 +50,7 @@ const MET: [&str; 54] = [
     "resumed by the user",
     "scaled",
     "scaled by the user",
+    "script left its loop",
     "server frozen",
     "server killed",
     "server started twice",

@@ -372,6 +372,9 @@ impl Member {
         step: &Step,
         lane: u32,
     ) -> Result<Outcome, Failure> {
+        if context.scenario.quits_after == Some(step.number) {
+            return Err(Failure::Quit);
+        }
         let is_bad = context.scenario.untrainable == Some(step.number);
         let often = if self.is_planned { PLANNED_FAILURES } else { 1 };
         if is_bad || context.kernel.chance(often * context.scenario.failures) {
