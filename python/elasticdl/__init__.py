@@ -10,7 +10,7 @@ from __future__ import annotations
 from elasticdl._mode import Mode
 from elasticdl._zoo import ZooError
 
-__all__ = ["Mode", "ZooError", "__version__", "init"]
+__all__ = ["Best", "Mode", "ZooError", "__version__", "init"]
 __version__ = "0.1.0"
 
 
@@ -20,4 +20,8 @@ def __getattr__(name: str) -> object:
         from elasticdl._job import init
 
         return init
+    if name == "Best":
+        from elasticdl._best import Best
+
+        return Best
     raise AttributeError(f"module 'elasticdl' has no attribute '{name}'")

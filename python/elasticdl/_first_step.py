@@ -87,7 +87,7 @@ class FirstStep:
         """Chooses where the steps are taken if the user's code has not taken this one."""
         if own.n_calls > 0:
             return
-        extra = own.objects.keys() - {"optimizer", "lr_schedule"}
+        extra = own.objects.keys() - {"optimizer", "lr_schedule"} - _updated_after(own).keys()
         if extra:
             raise RuntimeError(
                 f"`{min(extra)}` was registered, but the loop does not call `optimizer.step()`; "
@@ -96,7 +96,7 @@ class FirstStep:
         own.unguard()
         try:
             spec = None
-            if self._choice == "auto" and not own.is_changed:
+            if self._choice == "auto" and not own.is_changed and not _updated_after(own):
                 self._model.check_options()
                 spec = self._model.spec()
         except ZooError as error:
@@ -124,6 +124,13 @@ class FirstStep:
 
     def _end(self, spec: dict[str, Any], state: bytes = b"") -> None:
         """Everything is known; `state` is that before a step in Python."""
+        kept = _updated_after(self._job._own)
+        if kept and not state:
+            raise ZooError(
+                f"`{min(kept)}` was registered, but the job takes the optimizer steps, so it has "
+                "no state of the script; start it without --step=rust, and pass model and "
+                "optimizer to `elasticdl.init`"
+            )
         plan = self._job._plan
         values = self._model.dense if self._first_values is None else self._first_values
         description = {
@@ -137,6 +144,12 @@ class FirstStep:
 
     def _finish(self, description: str, values: np.ndarray, state: bytes) -> None:
         raise NotImplementedError
+
+
+def _updated_after(own: OwnStep) -> dict[str, Any]:
+    """Registered objects that need steps in Python, but not that the user's code takes them."""
+    is_kept = "is_updated_after_steps"
+    return {name: value for name, value in own.objects.items() if hasattr(value, is_kept)}
 
 
 class Description(FirstStep):

@@ -27,7 +27,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from elasticdl import _output, _records, _stacks
+from elasticdl._best import Best
+from elasticdl._evaluate import Evaluating
 from elasticdl._first_step import Alone, Description
+from elasticdl._log import Logging
 from elasticdl._own_step import OwnStep, Request
 from elasticdl._zoo import ZooError
 
@@ -133,7 +136,7 @@ class Plan:
         return -(-self.n_records // (self.batch_size * n_lanes))
 
 
-class Job:
+class Job(Evaluating, Logging):
     """The connection of a worker to its job.
 
     One iteration of the loop takes a batch and calls `allreduce` and `commit`. A batch may be
@@ -202,6 +205,16 @@ class Job:
         return self.worker_id == 0 if self._leads is None else self._leads
 
     @property
+    def module(self) -> Any:
+        """The model, without wrappers."""
+        return self._module
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the script only runs up to its first step, before the job."""
+        return _DESCRIBE in os.environ
+
+    @property
     def is_step(self) -> bool:
         """Whether the parameters have the gradients of a step that your code takes now.
 
@@ -258,6 +271,8 @@ class Job:
                     "the same call"
                 )
             self._own.register(name, value)
+            if isinstance(value, Best):
+                value.connect(self)
         if model is not None:
             self._attach_module(model)
         if optimizer is not None:
@@ -359,7 +374,11 @@ class Job:
         The iterator of the batches then ends. The job succeeds with the model of this step, even if
         only one worker calls this.
         """
-        self._stop_after = self.step
+        self.stop_after(self.step)
+
+    def stop_after(self, step: int) -> None:
+        """Ends training after a step that may be complete."""
+        self._stop_after = step
 
     def print(self, *values: Any, **options: Any) -> None:
         """Prints in the leader only."""
@@ -660,6 +679,8 @@ class Job:
 
     def _set_place(self, step: int, leads: bool) -> None:
         self.step, self._leads = step, leads
+        if self._log is not None:
+            self._log.at(step, leads)
 
     def _is_schedule_due(self) -> bool:
         """Whether a schedule that the job was given advances after this step."""
@@ -801,6 +822,17 @@ def _handle_signals() -> None:
 def _job_dir() -> Path:
     beside_key = Path(os.environ.get(_KEY_FILE, "")).parent
     return Path(os.environ.get(_JOB_DIR, beside_key))
+
+
+def job_folder() -> Path | None:
+    """The folder of the job that this process is a worker of."""
+    is_worker = os.environ.get(_MASTER_ADDR) and not os.environ.get(_DESCRIBE)
+    return _job_dir() if is_worker else None
+
+
+def is_alone() -> bool:
+    """Whether there is no job."""
+    return not os.environ.get(_MASTER_ADDR) and not os.environ.get(_DESCRIBE)
 
 
 def _check_same(shapes: dict[str, list[int]]) -> None:

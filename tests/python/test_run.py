@@ -62,7 +62,13 @@ def weights(job: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "example", [EXAMPLE, "examples/torch_own_step.py", "examples/torch_shards.py {folder}"]
+    "example",
+    [
+        EXAMPLE,
+        "examples/torch_own_step.py",
+        "examples/torch_evaluate.py",
+        "examples/torch_shards.py {folder}",
+    ],
 )
 def test_the_examples_learn_with_two_workers(
     cluster: Cluster, tmp_path: Path, example: str

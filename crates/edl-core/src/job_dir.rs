@@ -58,6 +58,10 @@ entries! {
     loop_model: "model.json",
     /// What a custom training loop trains on.
     loop_plan: "loop.json",
+    /// What workers with a custom training loop log: one file per worker.
+    logged: "logged",
+    /// Parts of evaluations that workers with a custom training loop share.
+    evaluations: "evaluations",
     /// Indexes of the data sets.
     indexes: "index",
     logs: "logs",

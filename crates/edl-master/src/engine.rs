@@ -106,6 +106,10 @@ impl Engine {
         let checkpoints = Checkpoints::new(&config, &job_config, &data);
         checkpoints.sweep();
         let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        if config.resume {
+            // The script may evaluate in another way now. Workers recreate the folder.
+            let _ = std::fs::remove_dir_all(config.job_dir.evaluations());
+        }
         let mut job = Job::new(job_config, durable, Time::ZERO);
         resume_accounting(&mut job, &journal, config.resume);
         Self {
@@ -427,6 +431,7 @@ impl Engine {
         if self.job.is_serving() {
             self.progress.sample(now, self.job.progress().0);
         }
+        self.journal.take_logged();
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);

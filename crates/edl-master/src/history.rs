@@ -13,6 +13,8 @@ use edl_core::series::Series;
 use edl_net::proto::{self, JobStatus};
 use serde::{Deserialize, Serialize};
 
+use crate::logged::Curves;
+
 /// Points of a curve: more than a screen has pixels for.
 const MAX_POINTS: usize = 600;
 /// Processes that are remembered, and changes within one.
@@ -30,6 +32,9 @@ pub(crate) struct History {
     pub processes: VecDeque<ProcessRecord>,
     pub events: VecDeque<proto::Event>,
     pub goodput: Goodput,
+    /// Metrics of a custom training loop.
+    #[serde(default)]
+    pub logged: Curves,
 }
 
 /// The job at one moment.
@@ -75,6 +80,7 @@ impl History {
             processes: VecDeque::new(),
             events: VecDeque::new(),
             goodput: Goodput::default(),
+            logged: Curves::default(),
         }
     }
 
@@ -206,6 +212,7 @@ impl History {
             "samples": self.samples.iter().collect::<Vec<_>>(),
             "lives": self.processes,
             "events": self.events,
+            "logged": self.logged.to_json(),
         })
     }
 }

@@ -19,6 +19,7 @@ use serde_json::json;
 use crate::Addresses;
 use crate::history::History;
 use crate::line_file::{LineFile, MAX_BYTES};
+use crate::logged;
 use crate::page;
 use crate::tensorboard::EventFile;
 
@@ -39,6 +40,7 @@ pub(crate) struct Journal {
     /// What is kept for the page.
     pub(crate) history: History,
     history_due: Instant,
+    logged: logged::Reader,
     next_event: u64,
     last_point: Option<(u64, u64)>,
     has_warned: bool,
@@ -66,6 +68,7 @@ impl Journal {
             address: None,
             tensorboard,
             events: VecDeque::new(),
+            logged: logged::Reader::new(job_dir.logged(), &history.logged),
             history,
             history_due: Instant::now(),
             next_event: 0,
@@ -129,6 +132,25 @@ impl Journal {
         self.add_point(&point);
         for (name, value) in &evaluated.metrics {
             self.scalar(&format!("evaluation/{name}"), evaluated.version, *value);
+        }
+    }
+
+    /// Takes what custom training loops have logged since.
+    pub(crate) fn take_logged(&mut self) {
+        let lines = self.logged.read(&mut self.history.logged);
+        for line in &lines {
+            let point = json!({
+                "at_secs": unix_secs(), "kind": "logged", "version": line.step,
+                "metrics": line.metrics,
+            });
+            self.add_point(&point);
+            for (name, value) in &line.metrics {
+                self.scalar(name, line.step, *value);
+            }
+        }
+        if !lines.is_empty() {
+            // So that the next master does not repeat them.
+            self.history_due = Instant::now();
         }
     }
 
@@ -226,4 +248,27 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 pub(crate) fn unix_secs() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Takes what the script of a custom training loop has logged after the end of the job, when its
+/// master is gone.
+pub fn take_rest(job_dir: &JobDir, tensorboard_dir: &str) {
+    let status = fs::read(job_dir.status()).ok();
+    let status = status.and_then(|text| serde_json::from_slice::<proto::JobStatus>(&text).ok());
+    let (Some(mut status), Some(history)) = (status, History::load(job_dir)) else { return };
+    // Without opening the journal: only if there is more, it gets another file for TensorBoard.
+    let mut curves = history.logged.clone();
+    if logged::Reader::new(job_dir.logged(), &curves).read(&mut curves).is_empty() {
+        return;
+    }
+    let mut journal = Journal::open(job_dir, tensorboard_dir, false);
+    let goodput = journal.history.goodput.clone();
+    journal.take_logged();
+    status.logged = journal.history.logged.last();
+    journal.keep_history(|| goodput, true);
+    match serde_json::to_vec_pretty(&status) {
+        Ok(content) => _ = journal.replace(&job_dir.status(), &content),
+        Err(error) => tracing::warn!(%error, "cannot serialize the status"),
+    }
+    journal.write_report(&status);
 }

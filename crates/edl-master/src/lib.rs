@@ -15,6 +15,7 @@ mod history;
 mod http;
 mod journal;
 pub mod line_file;
+mod logged;
 mod metrics;
 mod otlp;
 mod page;
@@ -50,6 +51,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
+pub use self::journal::take_rest as take_rest_of_logged;
 pub use self::page::report;
 pub use self::platform::{MAX_WAITING, Platform, Port, port};
 pub use self::status::processes;

@@ -111,6 +111,7 @@ impl Engine {
             batches_done: self.job.ledger().n_done_in_epoch().into(),
             batches_per_epoch: self.checkpoints.n_batches().into(),
             page: String::new(),
+            logged: self.journal.history.logged.last(),
         }
     }
 

@@ -114,6 +114,10 @@ fn table(status: &JobStatus) -> String {
         let (metrics, step) = (metrics_text(evaluation), grouped(evaluation.version));
         lines.push(("metrics", format!("{metrics} at step {step}")));
     }
+    for logged in &status.logged {
+        let (value, step) = (decimal(logged.value), grouped(logged.step));
+        lines.push(("logged", format!("{} {value} at step {step}", logged.name)));
+    }
     lines.push(("time", time(status)));
     if let Some(goodput) = &status.goodput {
         lines.extend(goodput::line(goodput).map(|line| ("goodput", line)));

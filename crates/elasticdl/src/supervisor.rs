@@ -159,6 +159,10 @@ impl<'a> Supervisor<'a> {
             if let SupervisorPhase::Ending { exit, .. } = self.phase
                 && self.children.is_empty()
             {
+                if self.spec.is_custom_loop() {
+                    let folder = &self.spec.tensorboard_dir;
+                    edl_master::take_rest_of_logged(self.job.paths(), folder);
+                }
                 self.ui.tick();
                 self.job.remove_sockets();
                 return Ok(exit);

@@ -17,7 +17,7 @@ const words = (kind) => kind.replaceAll("_", " ");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
 const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
-const model = { status: null, samples: [], lives: [], events: new Map(), known: -1, token: "", isFrozen: false };
+const model = { status: null, samples: [], lives: [], events: new Map(), logged: {}, known: -1, token: "", isFrozen: false };
 
 // ---- talking to the master ----
 const readToken = () => {
@@ -49,12 +49,17 @@ const takeAll = ({ status, history, lives }) => {
   model.samples = history.samples;
   model.lives = history.lives;
   model.known = lives;
+  model.logged = history.logged || {};
   model.events.clear();
   remember(history.events);
   takeStatus(status);
 };
 const takeStatus = (status) => {
   model.status = status;
+  for (const { name, step, value } of status.logged || []) {
+    const points = model.logged[name] ||= [];
+    if (!points.length || points[points.length - 1][0] < step) points.push([step, value]);
+  }
   remember(status.events);
   drawSoon();
 };
@@ -149,10 +154,11 @@ const drawCurves = (status) => {
     ["Active workers", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
   ];
   const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
+  const at = (version) => (model.samples.find((s) => s.step >= version) || model.samples[model.samples.length - 1] || { at_secs: t0 }).at_secs - t0;
   for (const name of names) {
-    const at = (version) => (model.samples.find((s) => s.step >= version) || { at_secs: t0 }).at_secs - t0;
     plots.push([`Evaluation: ${name}`, status.evaluations.filter((e) => name in e.metrics).map((e) => [at(e.version), e.metrics[name]]), "var(--redo)", { dots: true }]);
   }
+  for (const [name, points] of Object.entries(model.logged).sort()) plots.push([`Logged: ${name}`, points.map(([step, value]) => [at(step), value]), "var(--redo)", { dots: points.length < 60 }]);
   // All boxes first: they share the width.
   const boxes = plots.map(([name]) => {
     let box = [...$("plots").children].find((figure) => figure.dataset.plot === name);

@@ -31,8 +31,10 @@ const ENUM_FIELDS: [(&str, &str); 10] = [
     ("Sums.kind", "::edl_core::metric::MetricKind"),
 ];
 /// Fields whose values need not be finite, and how they are read from JSON.
-const NONFINITE_FIELDS: [(&str, &str); 2] =
-    [("JobStatus.loss", "number"), ("Evaluation.metrics", "map")];
+const NONFINITE_FIELDS: [(&str, &str); 3] =
+    [("JobStatus.loss", "number"), ("Evaluation.metrics", "map"), ("LoggedMetric.value", "number")];
+/// Fields that a status which was written before does not have.
+const NEW_FIELDS: [&str; 1] = ["JobStatus.logged"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut serde = tonic_prost_build::configure()
@@ -47,6 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (field, reader) in NONFINITE_FIELDS {
         let read = format!("#[serde(deserialize_with = \"::edl_core::nonfinite::{reader}\")]");
         serde = serde.field_attribute(field, read);
+    }
+    for field in NEW_FIELDS {
+        serde = serde.field_attribute(field, "#[serde(default)]");
     }
     generate("elasticdl/v1/master.proto", "elasticdl.v1.rs", serde)?;
     // Collectors of spans define this protocol.

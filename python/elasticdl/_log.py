@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics that a custom training loop logs.
+
+Each worker writes to its own file in the job's folder, from which the master takes them; a metric
+counts once per step. Usually only the leader writes. If it is lost before it does, although the
+other workers have completed the step, these write what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+# What other workers do not find in the files of the leader after so many steps is missing.
+_DELAY_STEPS = 2
+# Different metrics of a script, at most.
+_MAX_NAMES = 200
+
+
+class Log:
+    """What this worker logs; `folder` has the files of all workers."""
+
+    def __init__(self, folder: Path, worker_id: int) -> None:
+        self._path = folder / f"worker-{worker_id}.jsonl"
+        self._names: set[str] = set()
+        # What the leader should have written: the metrics of each step.
+        self._pending: dict[int, dict[str, float | None]] = {}
+        # The steps and names in the files, as far as they were read.
+        self._known: set[tuple[int, str]] = set()
+        self._read: dict[Path, int] = {}
+
+    def add(self, step: int, metrics: dict[str, Any], leads: bool, is_after_step: bool) -> None:
+        """Logs metrics of a step. After the step, the leader may be lost and the step is not
+        repeated, so other workers remember them.
+        """
+        numbers = check(metrics)
+        self._names |= numbers.keys()
+        if len(self._names) > _MAX_NAMES:
+            raise ValueError(
+                f"more than {_MAX_NAMES} different metrics were logged; use fixed names, without "
+                "the number of a step"
+            )
+        if leads:
+            self._write(step, numbers)
+        elif is_after_step:
+            self._pending.setdefault(step, {}).update(numbers)
+
+    def at(self, step: int, leads: bool) -> None:
+        """This worker is at a step of the job."""
+        due = [at for at in self._pending if leads and at < step or at + _DELAY_STEPS <= step]
+        for at in due:
+            metrics = self._pending.pop(at)
+            if step > at + _DELAY_STEPS:
+                continue  # It has not trained the steps in between: that was only a check.
+            self._find()
+            missing = {name: metrics[name] for name in metrics if (at, name) not in self._known}
+            if missing:
+                self._write(at, missing)
+
+    def _write(self, step: int, metrics: dict[str, float | None]) -> None:
+        line = json.dumps({"step": step, "at_secs": time.time(), "metrics": metrics})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # A line that was not completed, on a full disk, does not spoil this one.
+            data = f"\n{line}\n".encode()
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                while data:
+                    data = data[os.write(file, data) :]
+            finally:
+                os.close(file)
+        except OSError as error:
+            warnings.warn(f"cannot log metrics: {error}", RuntimeWarning, stacklevel=2)
+
+    def _find(self) -> None:
+        """Reads what all workers have written since."""
+        with contextlib.suppress(OSError):
+            for path in self._path.parent.glob("*.jsonl"):
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    data = file.read()
+                end = data.rfind(b"\n") + 1
+                self._read[path] = self._read.get(path, 0) + end
+                for text in data[:end].split(b"\n"):
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        line = json.loads(text) if text else {"step": 0, "metrics": {}}
+                        self._known.update((line["step"], name) for name in line["metrics"])
+
+
+def check(metrics: dict[str, Any]) -> dict[str, float | None]:
+    """Returns the metrics as numbers; those that are not finite as None, because of JSON."""
+    if not isinstance(metrics, dict):
+        raise TypeError('metrics are logged by name, as in `job.log({"accuracy": 0.9})`')
+    numbers: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise ValueError(f"{name!r} cannot be the name of a metric; use 1 to 200 characters")
+        try:
+            number = float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(value).__name__
+            raise TypeError(f"the metric `{name}` is a {kind}, not a number") from None
+        numbers[name] = number if math.isfinite(number) else None
+    return numbers
+
+
+class Logging:
+    """The part of `Job` that logs."""
+
+    _log: Log | None = None
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Logs metrics by name, with the step of the job: `job.log({"accuracy": 0.9})`.
+
+        Call it in every worker: the leader writes them, and if it is lost, another worker does. A
+        metric has one value per step; the first one counts. `elasticdl status`, the job's page and
+        TensorBoard show them. Without a job, they are printed.
+        """
+        from elasticdl._job import is_alone, job_folder
+
+        folder = job_folder()
+        if folder is not None:
+            if self._log is None:
+                self._log = Log(folder / "logged", self.worker_id)
+            is_after_step = self._turn is None or self._own.is_step
+            self._log.add(self.step, metrics, self.is_leader, is_after_step)
+            return
+        numbers = check(metrics)
+        if is_alone():
+            shown = [
+                f"{name} {math.nan if value is None else value:.6g}"
+                for name, value in numbers.items()
+            ]
+            print(f"step {self.step}: {', '.join(shown)}", flush=True)
