@@ -552,7 +552,10 @@ fn a_step_that_crashes_workers_is_named_although_their_last_reports_are_lost() {
             let first = if id == 2 { 1 } else { 5 };
             let most = if step < first { first } else { step };
             let allowed = until(&members).expect("steps are allowed");
-            assert!((step..=most).contains(&allowed), "no step after one that may crash is allowed");
+            assert!(
+                (step..=most).contains(&allowed),
+                "no step after one that may crash is allowed"
+            );
             members.report(id, MemberReport::Stepped { world, step, hash: 0, loss: 1.0 });
         }
         assert_eq!(members.end(), None, "worker-{id}");
