@@ -98,3 +98,24 @@ fn every_record_is_trained_once_when_workers_are_disconnected_from_servers() {
     assert_eq!(notes(&home, "served", "chaos").len(), 4);
     assert!(!notes(&home, "served", "ps_lost").is_empty());
 }
+
+#[test]
+fn a_chaos_action_right_after_a_detached_start_waits_for_its_target() {
+    let home = Home::new();
+    home.stdout(&[
+        "train",
+        "--detach",
+        "--job_name=new",
+        "--model_def=count",
+        "--model_params=sleep_ms=10",
+        "--minibatch_size=10",
+        "--num_epochs=2",
+        "--allow_chaos",
+        &shipped_as("training_data", "test"),
+    ]);
+    let printed = home.stdout(&["chaos", "new", "kill"]);
+    assert!(printed.starts_with("worker-") && printed.ends_with(": kill\n"), "{printed}");
+    home.wait_until("new", "its end", |status| status["state"] == "succeeded");
+    assert_eq!(notes(&home, "new", "chaos").len(), 1);
+    assert_exactly_once(&home, "new", 2, 1);
+}

@@ -201,3 +201,33 @@ fn version_help_and_completions_are_printed() {
     }
     assert_eq!(home.jobs(), [""; 0]);
 }
+
+/// The data in the page of a job that has ended.
+fn page_data(home: &Home, job: &str) -> Value {
+    let page = std::fs::read_to_string(home.job_dir(job).join("report.html")).expect("a page");
+    let (_, data) = page.split_once("id=\"data\">").expect("a place for the data");
+    let (data, _) = data.split_once("</script>").expect("its end");
+    serde_json::from_str(data).expect("JSON")
+}
+
+#[test]
+fn the_page_of_a_job_that_succeeded_has_its_final_figures() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let args = ["--model_def=count", "--minibatch_size=10", "--num_epochs=2", &data];
+    home.train("done", &args);
+    let final_status = home.status("done");
+    let check = |by: &str| {
+        let data = page_data(&home, "done");
+        let status = &data["status"];
+        assert_eq!(status["state"], "succeeded", "{by}");
+        assert_eq!(status["step"], 2 * N_RECORDS / 10, "{by}");
+        assert_eq!(status["records_done"], 2 * N_RECORDS, "{by}");
+        assert_eq!(status["records_done"], status["records_total"], "{by}");
+        assert_eq!(status["evaluations"], final_status["evaluations"], "{by}");
+    };
+    check("written by the master");
+    std::fs::remove_file(home.job_dir("done").join("report.html")).expect("a page");
+    home.stdout(&["report", "done"]);
+    check("written by the command");
+}

@@ -38,6 +38,26 @@ fn a_job_resumes_with_a_different_number_of_servers_after_all_processes_are_kill
     assert_exactly_once(&home, "killed", 2, 1);
 }
 
+/// The Unix sockets in a job's folder.
+fn sockets(home: &Home, name: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(home.job_dir(name).join("run")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn the_sockets_of_a_job_are_removed_at_its_end_and_those_of_killed_processes_too() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    let mut job = home.start("sockets", &train_args("--job_name=sockets", &data));
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
+    assert_eq!(sockets(&home, "sockets").len(), 2, "one for each server");
+    job.kill_all();
+    // One server less: the socket of the other one is not replaced.
+    let mut resumed = home.start("sockets", &["train", "--resume", "sockets", "--num_ps_pods=1"]);
+    resumed.wait_for_success();
+    assert_eq!(sockets(&home, "sockets"), [""; 0]);
+}
+
 #[test]
 fn a_job_killed_before_its_first_checkpoint_resumes_from_its_start() {
     let home = Home::new();
