@@ -22,7 +22,7 @@ N_BATCHES = -(-len(evaluate_script.TEST_X) // evaluate_script.TEST_BATCH)
 
 def run(cluster: Cluster, folder: Path, loop: str, n_workers: int, *more: str) -> None:
     folder.mkdir()
-    flags = [f"--workers=1:{n_workers}", LANES, f"--job_name={folder.name}"]
+    flags = [f"--workers={n_workers}", "--min_workers=1", LANES, f"--job_name={folder.name}"]
     flags.append(f"--tensorboard_dir={folder / 'tensorboard'}")
     cluster.run("run", *flags, SCRIPT, str(folder), loop, str(n_workers), *more)
     cluster.run("audit", folder.name)

@@ -33,9 +33,9 @@ def train(cluster: Cluster, folder: Path, n_loaders: int, n_workers: int, *kills
     """Trains; returns the parameters of the model."""
     folder.mkdir()
     words = [loader_script.__file__, folder, n_loaders, n_workers, *kills]
-    workers = f"--workers={-(-n_workers // 2)}:{n_workers}"
+    workers = [f"--workers={n_workers}", f"--min_workers={-(-n_workers // 2)}"]
     lanes = f"--lanes={loader_script.N_LANES}"
-    cluster.run("run", workers, lanes, f"--job_name={folder.name}", *map(str, words))
+    cluster.run("run", *workers, lanes, f"--job_name={folder.name}", *map(str, words))
     cluster.run("audit", folder.name)
     for path in folder.glob("loader-*"):
         assert not is_alive(int(path.name.split("-")[1])), "a process of a loader is left"

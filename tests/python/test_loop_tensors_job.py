@@ -26,7 +26,7 @@ def test_a_job_has_the_bits_of_a_loop_without_a_job(
     folder.mkdir()
     words = [SCRIPT, str(folder), kind, "2", "4"]
     lanes = f"--lanes={tensors_script.N_LANES}"
-    cluster.run("run", "--workers=1:2", lanes, "--job_name=job", *words)
+    cluster.run("run", "--workers=2", "--min_workers=1", lanes, "--job_name=job", *words)
     cluster.run("audit", "job")
     assert (folder / "killed-4").exists()
     assert len([*folder.glob("joined-*")]) == 3, "a worker got the state from another one"

@@ -24,8 +24,8 @@ def command(folder: Path, n_workers: int, loop: str = "flat", kills: tuple[int, 
     folder.mkdir(exist_ok=True)
     words = [SCRIPT, str(folder), loop, str(n_workers), *map(str, kills)]
     # Half of them continue without waiting for the others.
-    workers = f"--workers={-(-n_workers // 2)}:{n_workers}"
-    return ["run", workers, LANES, f"--job_name={folder.name}", *words]
+    workers = [f"--workers={n_workers}", f"--min_workers={-(-n_workers // 2)}"]
+    return ["run", *workers, LANES, f"--job_name={folder.name}", *words]
 
 
 def check(cluster: Cluster, folder: Path) -> None:

@@ -194,7 +194,7 @@ def test_leadership_passes_on_when_the_leader_dies(cluster: Cluster, tmp_path: P
     path, out = script(tmp_path, n_records=6400, epochs=15)
     text = Path(path).read_text() + "if job.is_leader: print('led by', job.worker_id)\n"
     Path(path).write_text(text)
-    job = cluster.start("run", "--workers=1:2", "--job_name=led", path, out)
+    job = cluster.start("run", "--workers=2", "--min_workers=1", "--job_name=led", path, out)
     os.kill(pids(cluster, "led", job)[0], signal.SIGKILL)
     printed, err = job.communicate(timeout=LIMIT)
     assert job.returncode == 0, printed + err
@@ -229,7 +229,7 @@ def test_a_removed_worker_does_not_continue_after_its_loop(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     command = script(tmp_path, n_records=6400, epochs=15)
-    job = cluster.start("run", "--workers=1:2", "--job_name=fewer", *command)
+    job = cluster.start("run", "--workers=2", "--min_workers=1", "--job_name=fewer", *command)
     pids(cluster, "fewer", job)
     cluster.run("scale", "fewer", "--workers=1")
     out, err = job.communicate(timeout=LIMIT)

@@ -86,8 +86,8 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
     let mut given = args.job.0.clone();
-    let least = given.get("min_workers").and_then(Value::as_u64).map_or(least, saturate);
-    // A cluster has room for all of them, or starts them as soon as it does.
+    // A cluster has room for all of them, or starts them as soon as it does. A single number is
+    // that of the first workers, even if --min_workers allows fewer later.
     let first = if is_for_cluster(args) { most } else { first_workers(least, most, cores()) };
     let fields: [(&str, Option<Value>); 11] = [
         ("job_command", Some(command_line(args).into())),
@@ -207,6 +207,14 @@ mod tests {
         {
             assert_eq!(first_workers(least, most, cores), first, "{least}:{most} on {cores}");
         }
+    }
+
+    #[test]
+    fn a_single_number_of_workers_is_started_whatever_the_minimum() {
+        let line = ["elasticdl", "run", "--workers=400", "--min_workers=2", "x.py"];
+        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        let given = given(&args).unwrap();
+        assert_eq!((&given["min_workers"], &given["num_workers"]), (&2.into(), &400.into()));
     }
 
     #[test]

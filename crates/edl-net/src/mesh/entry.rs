@@ -21,6 +21,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const MAX_BREAKS: u32 = 4;
 /// Members that come together call each other at once; one that has not called is probed.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
+/// Members that link with each other in this time; in larger worlds, it takes longer.
+const LINKED_AT_ONCE: usize = 16;
 
 /// Dials the members of a future world that are not linked yet, if it is our turn to dial.
 pub(super) fn prepare<'a>(
@@ -170,6 +172,12 @@ impl<'a> WorldEntry<'a> {
         pending.arrived = rest;
     }
 
+    /// A limit for few members, as it is in this world.
+    fn at_size(&self, limit: Duration) -> Duration {
+        let n_times = 1 + self.peers.len() / LINKED_AT_ONCE;
+        limit * u32::try_from(n_times).unwrap_or(u32::MAX)
+    }
+
     /// Dials or probes a member that is missing; gives it up after a while.
     fn look_for(&self, place: usize) -> Result<(), Error> {
         let peer = &self.peers[place];
@@ -180,14 +188,14 @@ impl<'a> WorldEntry<'a> {
         }
         let is_broken = self.breaks[place].is_some();
         let (since, patience) = match self.breaks[place] {
-            Some((broken, _)) => (broken, GRACE.min(self.connector.silence)),
+            Some((broken, _)) => (broken, self.at_size(GRACE).min(self.connector.silence)),
             None => (self.start, self.connector.silence),
         };
         if since.elapsed() > patience {
             return lost(format!("did not connect within {patience:?}"));
         }
         let is_caller = self.connector.me.0 < peer.worker;
-        if is_caller || is_broken || self.entered.elapsed() > PROBE_AFTER {
+        if is_caller || is_broken || self.entered.elapsed() > self.at_size(PROBE_AFTER) {
             dial::start(self.connector, peer);
         }
         Ok(())
