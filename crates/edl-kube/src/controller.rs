@@ -142,10 +142,10 @@ mod tests {
         assert_eq!(grace_of("me", &[pod("me", true, json!([]))]), patched);
         assert_eq!(grace_of("me", &[pod("me", false, json!([]))]), None, "it crashed");
         assert_eq!(grace_of("me", &[]), Some(Duration::ZERO), "deleted by force");
-        let lost = grace_of("me", &[successor.clone()]);
+        let lost = grace_of("me", std::slice::from_ref(&successor));
         assert_eq!(lost, None, "the node was lost, and has come back");
         assert!(is_other_leaving("other", &[pod("me", true, json!([])), successor.clone()]));
-        assert!(!is_other_leaving("me", &[pod("me", true, json!([])), successor.clone()]));
+        assert!(!is_other_leaving("me", &[pod("me", true, json!([])), successor]));
         for reason in ["DeletionByTaintManager", "EvictionByEvictionAPI", "PreemptionByScheduler"] {
             assert_eq!(grace_of("me", &[disrupted(reason)]), None, "{reason}");
         }

@@ -257,7 +257,7 @@ pub fn take_rest(job_dir: &JobDir, tensorboard_dir: &str) {
     let status = status.and_then(|text| serde_json::from_slice::<proto::JobStatus>(&text).ok());
     let (Some(mut status), Some(history)) = (status, History::load(job_dir)) else { return };
     // Without opening the journal: only if there is more, it gets another file for TensorBoard.
-    let mut curves = history.logged.clone();
+    let mut curves = history.logged;
     if logged::Reader::new(job_dir.logged(), &curves).read(&mut curves).is_empty() {
         return;
     }
