@@ -93,7 +93,8 @@ fn a_short_job_shows_what_its_workers_did() {
     let data = ["--training_data=range:200", "--minibatch_size=10"];
     home.train("short", &[&model[..], &data[..]].concat());
     let workers = &home.status("short")["goodput"]["workers"];
-    assert!(workers["compute"].as_f64() >= Some(0.2), "20 batches of 10 ms: {workers:#}");
+    // A worker's last report may be sent while it still computes, so the end can be missing.
+    assert!(workers["compute"].as_f64() >= Some(0.1), "20 batches of 10 ms: {workers:#}");
 }
 
 /// Injects a fault with the `chaos` command.
