@@ -799,7 +799,7 @@ class Job(Evaluating, Logging):
 
 
 def _exit_with(error: BaseException) -> NoReturn:
-    """Ends the process as an exception does that nobody catches."""
+    """Ends the process as an uncaught exception does."""
     is_exit = isinstance(error, SystemExit)
     try:
         if not is_exit:

@@ -47,6 +47,17 @@ fn records_are_counted_for_each_process_and_across_a_resume() {
 }
 
 #[test]
+fn a_report_that_comes_late_takes_time_from_the_next_one() {
+    let mut goodput = Goodput::default();
+    goodput.connected(worker(0), ONE, at(0));
+    // The worker computes for 20 s, but its first report arrives 2 s late.
+    goodput.report(worker(0), ONE, report(&[(TimeKind::Idle, 10)], 0), &(0..0), at(12));
+    let second = report(&[(TimeKind::Idle, 10), (TimeKind::Compute, 20)], 0);
+    goodput.report(worker(0), ONE, second, &(0..0), at(30));
+    assert_eq!(secs(goodput.spent(worker(0), at(30))), [("compute", 18), ("idle", 12)]);
+}
+
+#[test]
 fn a_lost_workers_replacement_pays_for_being_down_and_for_healing() {
     let mut goodput = Goodput::default();
     goodput.launched(worker(0), false, at(0));

@@ -90,11 +90,11 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
 fn a_short_job_shows_what_its_workers_did() {
     let home = Home::new();
     let model = ["--model_def=count", "--model_params=sleep_ms=10", "--num_workers=1"];
-    let data = ["--training_data=range:200", "--minibatch_size=10"];
+    // Delays of reports can cost a little of 0.3 s: the time is that of the master's clock.
+    let data = ["--training_data=range:300", "--minibatch_size=10"];
     home.train("short", &[&model[..], &data[..]].concat());
     let workers = &home.status("short")["goodput"]["workers"];
-    // A worker's last report may be sent while it still computes, so the end can be missing.
-    assert!(workers["compute"].as_f64() >= Some(0.1), "20 batches of 10 ms: {workers:#}");
+    assert!(workers["compute"].as_f64() >= Some(0.2), "30 batches of 10 ms: {workers:#}");
 }
 
 /// Injects a fault with the `chaos` command.
