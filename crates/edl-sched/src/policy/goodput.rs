@@ -114,17 +114,24 @@ fn bids<'a>(board: &Board<'a>) -> Vec<Bid<'a>> {
     let runs = |job: &JobIx| board.jobs[*job].has_gang() && board.jobs[*job].job.fault().is_none();
     let running: Vec<JobIx> = (0..board.jobs.len()).filter(runs).collect();
     let n_running = running.len();
+    // Once per job: it looks at all nodes.
+    let rates: Vec<Rates<'a>> = running.iter().map(|job| Rates::of(board, *job)).collect();
+    let fair_rates: Vec<f64> = (running.iter().zip(&rates))
+        .map(|(job, rates)| fair_rate(board, *job, *rates, n_running))
+        .collect();
+    let urgencies: Vec<Option<f64>> = (rates.iter().zip(&fair_rates))
+        .map(|(rates, fair)| Some(urgency(rates.speed?, *fair)))
+        .collect();
     // A job of unknown speed counts as much as the average of the others.
-    let known: Vec<f64> =
-        running.iter().filter_map(|job| urgency(board, *job, n_running)).collect();
+    let known: Vec<f64> = urgencies.iter().copied().flatten().collect();
     let usual = known.iter().sum::<f64>() / (known.len() as f64).max(1.0);
-    let bid = |job: JobIx| {
+    let bid = |(which, job): (usize, JobIx)| {
         let entry = &board.jobs[job];
         let worker = &entry.job.roles.worker;
         let is_frozen = entry.ran_before && board.state.is_frozen(entry.job.id, board.now);
         let is_fixed = is_frozen || worker.min == worker.max;
         let wants = if is_fixed { entry.counts.worker } else { worker.min };
-        let urgency = urgency(board, job, n_running).unwrap_or(usual.max(1e-12));
+        let urgency = urgencies[which].unwrap_or(usual.max(1e-12));
         let weight = urgency * f64::from(entry.job.weight.max(1));
         Bid {
             job,
@@ -133,29 +140,26 @@ fn bids<'a>(board: &Board<'a>) -> Vec<Bid<'a>> {
             max: worker.max.max(wants),
             is_fixed,
             weight,
-            rates: Rates::of(board, job),
-            fair_rate: fair_rate(board, job, n_running),
+            rates: rates[which],
+            fair_rate: fair_rates[which],
             shape: worker.shape,
         }
     };
-    running.into_iter().map(bid).collect()
+    running.into_iter().enumerate().map(bid).collect()
 }
 
 /// The rate of a job that has an equal share of the cluster.
-fn fair_rate(board: &Board<'_>, job: JobIx, n_running: usize) -> f64 {
+fn fair_rate(board: &Board<'_>, job: JobIx, rates: Rates<'_>, n_running: usize) -> f64 {
     let worker = &board.jobs[job].job.roles.worker;
     let all = worker.shape.times_in(board.total);
     let fair = u32::try_from(all / (n_running as u64).max(1)).unwrap_or(worker.max);
     let fair = fair.clamp(1, worker.max.max(1));
-    let rates = Rates::of(board, job);
     (1..=fair).map(|n| rates.at(n)).fold(1e-12, f64::max)
 }
 
-/// How much a job counts: more if it finishes sooner. None if unknown.
-fn urgency(board: &Board<'_>, job: JobIx, n_running: usize) -> Option<f64> {
-    let speed = board.jobs[job].job.speed.as_ref()?;
-    let secs = (speed.remaining / fair_rate(board, job, n_running)).max(1.0);
-    Some(secs.powf(-URGENCY))
+/// How much a job counts: more if it finishes sooner.
+fn urgency(speed: &Speed, fair_rate: f64) -> f64 {
+    (speed.remaining / fair_rate).max(1.0).powf(-URGENCY)
 }
 
 /// What is left when every job has its planned workers so far.
