@@ -16,6 +16,9 @@ def main() -> NoReturn:
     code = _elasticdl.main(["elasticdl", *sys.argv[1:]], again)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Imported in forks only.
+    if forked := sys.modules.get("elasticdl._fork_server"):
+        forked.report_imports()
     # A thread may still be running the user's model; it must not keep this process alive.
     os._exit(code)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from elasticdl import _fork_server
 from elasticdl._own_step import OwnStep, Request
 from elasticdl._zoo import ZooError
 
@@ -170,6 +171,7 @@ class Description(FirstStep):
         sys.stdout.flush()
         sys.stderr.flush()
         # The rest of the script is for the workers.
+        _fork_server.report_imports()
         os._exit(0)
 
 

@@ -158,6 +158,20 @@ def _file(path: Path) -> Path:
     raise ZooError(f"`{path}` has {len(files)} modules; select one with --model_def")
 
 
+def source(model_def: str, folder: str) -> Path | None:
+    """Returns the file that `load` would import first, without importing anything."""
+    if "/" in model_def or model_def.endswith(".py"):
+        return _file(Path(model_def))
+    parts = model_def.split(".")
+    # The last part may be the name of a function.
+    for n in (len(parts), len(parts) - 1):
+        path = Path(folder or ".", *parts[:n])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if n and file.is_file():
+                return file
+    return None
+
+
 def _module(name: str) -> ModuleType | None:
     """Imports a module, or returns None if it does not exist; errors inside it propagate."""
     try:

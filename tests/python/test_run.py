@@ -57,6 +57,10 @@ def script(folder: Path, before: str = "pass", after: str = "pass", **numbers: i
     return [str(path), str(folder / "weights.npz")]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 def weights(job: Path) -> str:
     return hashlib.sha256((job / "output" / "model.safetensors").read_bytes()).hexdigest()
 
@@ -216,13 +220,24 @@ def pids(cluster: Cluster, name: str, job: subprocess.Popen[str]) -> list[int]:
     return cluster.wait("training", look)
 
 
-def test_a_killed_worker_costs_no_record(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_server_killed", [False, True])
+def test_a_killed_worker_costs_no_record(
+    cluster: Cluster, tmp_path: Path, is_server_killed: bool
+) -> None:
     command = script(tmp_path, n_records=6400, epochs=15)
     job = cluster.start("run", "--workers=2", "--job_name=killed", *command)
-    os.kill(pids(cluster, "killed", job)[1], signal.SIGKILL)
+    workers = pids(cluster, "killed", job)
+    # Workers are forks of one process, which is a child of the command.
+    server = parent(workers[0])
+    assert [parent(worker) for worker in workers] == [server, server]
+    assert parent(server) == job.pid
+    if is_server_killed:
+        os.kill(server, signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
     out, err = job.communicate(timeout=LIMIT)
     assert job.returncode == 0, out + err
     cluster.run("audit", "killed")
+    assert "worker-2" in " ".join(os.listdir(cluster.job("killed") / "logs")), "not replaced"
 
 
 def test_a_removed_worker_does_not_continue_after_its_loop(

@@ -4,10 +4,9 @@
 //! Such a command is run once before the job, up to its first step, to find its number of records
 //! and its model. On this machine the submitting command does that, on a cluster the first master.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::id::WorkerId;
@@ -21,6 +20,7 @@ use edl_worker::OpenModel;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::refuse;
+use crate::fork_server::{self, Finished, ForkServer};
 use crate::jobs::write_json;
 use crate::processes::{self, Membership};
 use crate::{pod, python};
@@ -52,7 +52,6 @@ const STATE: &str = "first_state.bin";
 pub(crate) const STEP: &str = "ELASTICDL_STEP";
 /// A script may read much data before its first step.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
-const POLL: Duration = Duration::from_millis(20);
 
 /// The description of a training loop.
 #[derive(Clone, Debug, Deserialize)]
@@ -101,29 +100,25 @@ fn command(spec: &JobSpec) -> Command {
     command
 }
 
+/// The process that forks this job's workers.
+pub(crate) fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
+    ForkServer::start(spec, &command(spec))
+}
+
 /// Runs the command up to its first step.
-pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
+pub(crate) fn describe(spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::Result<Description> {
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    let stderr = folder.path().join("stderr");
-    let mut child = command(spec)
-        .env(DESCRIBE, folder.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(File::create(&stderr).context("cannot write a temporary file")?)
-        .spawn()
-        .map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
-    let deadline = Instant::now() + DESCRIBE_LIMIT;
-    while child.try_wait().context("cannot wait for the command")?.is_none() {
-        if Instant::now() > deadline {
-            child.kill().and_then(|()| child.wait()).context("cannot stop the command")?;
-            let command = &spec.job_command;
-            return Err(refuse(format!("`{command}` did not reach its first step within an hour")));
-        }
-        std::thread::sleep(POLL);
-    }
+    let mut command = command(spec);
+    command.env(DESCRIBE, folder.path());
+    let ran = fork_server::run(forks, command, &[], DESCRIBE_LIMIT);
+    let ran =
+        ran.map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
+    let Some(Finished { stderr, .. }) = ran else {
+        let command = &spec.job_command;
+        return Err(refuse(format!("`{command}` did not reach its first step within an hour")));
+    };
     let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
-        let printed = std::fs::read(&stderr).unwrap_or_default();
-        let why = match String::from_utf8_lossy(&printed).trim() {
+        let why = match stderr.trim() {
             "" => "it exited before its first step; it must call `elasticdl.init()`".to_owned(),
             text => text.to_owned(),
         };
@@ -311,7 +306,8 @@ mod tests {
             ("true", "exited before its first step"),
         ] {
             // Not `exec`: what follows a `;` is the shell's.
-            let refused = describe(&saying(&format!("sh -c '{command}'"))).unwrap_err().to_string();
+            let refused =
+                describe(&saying(&format!("sh -c '{command}'")), None).unwrap_err().to_string();
             assert!(refused.contains(why), "{refused}");
         }
     }

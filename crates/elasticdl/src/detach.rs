@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Starts the background process and waits until the job's master runs.
 pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let Ready { job, hold, resume } = ready;
+    let Ready { job, hold, resume, .. } = ready;
     let log_path = job.paths().supervisor_log();
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.with_context(|| format!("cannot write `{}`", log_path.display()))?;
@@ -68,5 +68,5 @@ pub(crate) fn supervise(args: &SuperviseArgs, out: &mut dyn Write) -> anyhow::Re
         .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
     let hold = submit::hold(&job)?;
     let ui = Ui::new(&job);
-    submit::supervise(Ready { job, hold, resume: *resume }, ui, out)
+    submit::supervise(Ready { job, hold, resume: *resume, forks: None }, ui, out)
 }

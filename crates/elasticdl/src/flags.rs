@@ -24,7 +24,8 @@ pub(crate) const HIDDEN: u8 = 16;
 /// Flags of the other groups that make sense for a custom training loop.
 pub(crate) const SCRIPT: u8 = 32;
 
-const SCRIPT_FLAGS: [&str; 25] = [
+const SCRIPT_FLAGS: [&str; 26] = [
+    "fork_workers",
     "allow_chaos",
     "allreduce_dtype",
     "checkpoint_dir",

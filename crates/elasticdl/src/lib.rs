@@ -34,6 +34,7 @@ mod doctor;
 mod exit;
 mod explain;
 mod flags;
+mod fork_server;
 mod goodput;
 mod host;
 mod init;

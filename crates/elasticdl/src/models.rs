@@ -21,7 +21,7 @@ pub(crate) fn is_python(spec: &JobSpec) -> bool {
 /// What the job's model is made of.
 pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
     if is_python(spec) {
-        return Ok(python::describe(spec, spec)?.model);
+        return Ok(python::describe(spec, spec, None)?.model);
     }
     let model = edl_zoo::open(spec).map_err(|error| refuse(error.to_string()))?;
     Ok(model.spec().clone())

@@ -5,19 +5,25 @@ use std::ffi::OsString;
 use std::io::{Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::model::ModelSpec;
+use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 
 use crate::console::eprint;
 use crate::exit::{Exit, refuse};
+use crate::fork_server::{self, Finished, ForkServer};
 use crate::host;
 use crate::jobs::Job;
 
 /// Selects the interpreter.
 const PYTHON: &str = "ELASTICDL_PYTHON";
+/// A model may read much data when it is opened, or be large when it is exported.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
+const EXPORT_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Starts this command in an interpreter: a program and its first arguments.
 pub(crate) fn command() -> Vec<OsString> {
@@ -62,37 +68,43 @@ struct DescribeInput {
     original: JobSpec,
 }
 
+/// The process that forks this job's workers.
+pub(crate) fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
+    ForkServer::start(spec, &this_command(spec))
+}
+
+/// This command in an interpreter.
+fn this_command(spec: &JobSpec) -> Command {
+    let words = command();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).envs(environment(spec));
+    command
+}
+
 /// Describes the job's model in a separate interpreter, so the user's code cannot affect this
 /// process. `original` is the job as the user described it, with unchanged paths.
-pub(crate) fn describe(spec: &JobSpec, original: &JobSpec) -> anyhow::Result<Described> {
-    let command = command();
-    let program = command[0].to_string_lossy().into_owned();
-    let child = Command::new(&command[0])
-        .args(&command[1..])
-        .arg("describe")
-        .envs(environment(spec))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = child.map_err(|error| {
+pub(crate) fn describe(
+    spec: &JobSpec,
+    original: &JobSpec,
+    forks: Option<&ForkServer>,
+) -> anyhow::Result<Described> {
+    let mut command = this_command(spec);
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.arg("describe");
+    let input = DescribeInput { spec: spec.clone(), original: original.clone() };
+    let input = serde_json::to_vec(&input).context("cannot write the job description")?;
+    let ran = fork_server::run(forks, command, &input, DESCRIBE_LIMIT).map_err(|error| {
         refuse(format!(
             "model `{}` is a Python module, but `{program}` cannot be started: {error}; set \
              {PYTHON} to an interpreter that has the elasticdl package",
             spec.model_def
         ))
     })?;
-    let input = DescribeInput { spec: spec.clone(), original: original.clone() };
-    let text = serde_json::to_string(&input).context("cannot write the job description")?;
-    let mut stdin = child.stdin.take().context("the interpreter has no input")?;
-    // If it has already exited, its error is reported below.
-    let _closed = stdin.write_all(text.as_bytes());
-    drop(stdin);
-    let output = child.wait_with_output().context("cannot wait for the interpreter")?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() {
-        let last = String::from_utf8_lossy(&output.stdout);
-        let line = last.lines().next_back().unwrap_or_default();
+    let Some(Finished { how, stdout, stderr }) = ran else {
+        return Err(refuse(format!("model `{}` did not open within an hour", spec.model_def)));
+    };
+    if how == Ended::Exit(0) {
+        let line = stdout.lines().next_back().unwrap_or_default();
         return serde_json::from_str(line).context("cannot read the model's description");
     }
     if stderr.contains("No module named elasticdl") {
@@ -103,12 +115,10 @@ pub(crate) fn describe(spec: &JobSpec, original: &JobSpec) -> anyhow::Result<Des
         )));
     }
     let stderr = stderr.trim();
-    match output.status.code() {
-        Some(code) if code == i32::from(Exit::BadInput.code()) => {
-            Err(refuse(stderr.strip_prefix("error: ").unwrap_or(stderr).to_owned()))
-        }
-        Some(_) | None => anyhow::bail!("cannot open the model ({}): {stderr}", output.status),
+    if how == Ended::Exit(i32::from(Exit::BadInput.code())) {
+        return Err(refuse(stderr.strip_prefix("error: ").unwrap_or(stderr).to_owned()));
     }
+    anyhow::bail!("cannot open the model ({how}): {stderr}")
 }
 
 /// Prints the description of the model of the job on standard input.
@@ -146,8 +156,8 @@ pub(crate) fn become_interpreter(spec: &JobSpec, file: Option<&str>) -> anyhow::
 
 /// Also exports the trained model in its framework's format. The job has succeeded even if this
 /// fails.
-pub(crate) fn export(job: &Job, spec: &JobSpec) {
-    match try_export(job, spec) {
+pub(crate) fn export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) {
+    match try_export(job, spec, forks) {
         Ok(names) => tracing::info!("also exported the model as {names}"),
         Err(error) => eprint(format_args!(
             "warning: the trained model is in {}, but could not be exported in its framework's \
@@ -157,18 +167,19 @@ pub(crate) fn export(job: &Job, spec: &JobSpec) {
     }
 }
 
-fn try_export(job: &Job, spec: &JobSpec) -> anyhow::Result<String> {
+fn try_export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::Result<String> {
     let description = tempfile::NamedTempFile::new()?;
     std::fs::write(description.path(), serde_json::to_string(spec)?)?;
-    let ran = Command::new(&command()[0])
+    let mut command = Command::new(&command()[0]);
+    command
         .args(["-m", "elasticdl._export"])
         .arg(description.path())
         .arg(job.paths().output(spec))
-        .envs(environment(spec))
-        .stdin(Stdio::null())
-        .output()?;
-    anyhow::ensure!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr).trim());
-    Ok(String::from_utf8_lossy(&ran.stdout).lines().next_back().unwrap_or_default().to_owned())
+        .envs(environment(spec));
+    let ran = fork_server::run(forks, command, &[], EXPORT_LIMIT)?;
+    let ran = ran.context("it took longer than an hour")?;
+    anyhow::ensure!(ran.how == Ended::Exit(0), "{}", ran.stderr.trim());
+    Ok(ran.stdout.lines().next_back().unwrap_or_default().to_owned())
 }
 
 /// Environment of a process that computes in Python. Sums depend on the number of threads, so the

@@ -14,6 +14,7 @@ use crate::config::JobRequest;
 use crate::console::{counted, eprint};
 use crate::exit::{Exit, refuse};
 use crate::flags::{Given, needs_cluster};
+use crate::fork_server::ForkServer;
 use crate::jobs::{Hold, Home, Job};
 use crate::ui::{self, Ui};
 use crate::{
@@ -31,6 +32,8 @@ pub(crate) struct Ready {
     pub(crate) job: Job,
     pub(crate) hold: Hold,
     pub(crate) resume: bool,
+    /// Has been started to describe the job.
+    pub(crate) forks: Option<ForkServer>,
 }
 
 /// A job that has no folder yet.
@@ -40,6 +43,7 @@ pub(crate) struct New {
     custom_loop: Option<custom_loop::Description>,
     /// The model of the user's module.
     model: Option<ModelSpec>,
+    forks: Option<ForkServer>,
 }
 
 /// Runs the command.
@@ -132,10 +136,11 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     checks::pin_checkpoint(&mut spec, &given)?;
     if spec.is_custom_loop() {
         check_before_script(&spec)?;
-        let description = custom_loop::describe(&spec)?;
+        let forks = custom_loop::fork_server(&spec);
+        let description = custom_loop::describe(&spec, forks.as_ref())?;
         description.settle(&mut spec);
         shipped::fill(&mut spec)?;
-        return Ok(New { spec, custom_loop: Some(description), model: None });
+        return Ok(New { spec, custom_loop: Some(description), model: None, forks });
     }
     if !models::is_python(&spec) {
         // Checked before the data, because the model decides which data fits.
@@ -144,10 +149,11 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     shipped::fill(&mut spec)?;
     if models::is_python(&spec) {
         spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-        let python::Described { model, spec } = python::describe(&spec, &original)?;
-        return Ok(New { spec, custom_loop: None, model: Some(model) });
+        let forks = python::fork_server(&spec);
+        let python::Described { model, spec } = python::describe(&spec, &original, forks.as_ref())?;
+        return Ok(New { spec, custom_loop: None, model: Some(model), forks });
     }
-    Ok(New { spec, custom_loop: None, model: None })
+    Ok(New { spec, custom_loop: None, model: None, forks: None })
 }
 
 /// Refuses what is wrong no matter what the script does, before it runs.
@@ -162,7 +168,7 @@ fn check_before_script(spec: &JobSpec) -> anyhow::Result<()> {
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
 pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
-    let New { spec, custom_loop, model } = new;
+    let New { spec, custom_loop, model, forks } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
     home.check_free(&spec.job_name, &place)?;
@@ -173,7 +179,7 @@ pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Resu
     custom_loop.map_or(Ok(()), |description| description.save(job.dir()))?;
     let hold = hold(&job)?;
     announce(&job, &spec, &facts);
-    Ok(Ready { job, hold, resume: false })
+    Ok(Ready { job, hold, resume: false, forks })
 }
 
 /// Locks the job for this process.
@@ -196,12 +202,13 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 
 /// Runs a job to its end in this process.
 pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let Ready { job, hold, resume } = ready;
+    let Ready { job, hold, resume, forks } = ready;
     let runtime = crate::runtime()?;
-    let exit = runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?;
     let spec = job.spec()?;
+    let forks = forks.or_else(|| fork_server(&spec));
+    let exit = runtime.block_on(supervisor::run(&job, hold, resume, forks.clone(), &mut ui))?;
     if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
-        python::export(&job, &spec);
+        python::export(&job, &spec, forks.as_ref());
     }
     let status = ui.finish();
     if status.is_none() && exit == Exit::Failed {
@@ -211,6 +218,14 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
     }
     write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
     Ok(exit)
+}
+
+/// The process that forks this job's workers, if they are Python.
+fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
+    if spec.is_custom_loop() {
+        return custom_loop::fork_server(spec);
+    }
+    models::is_python(spec).then(|| python::fork_server(spec)).flatten()
 }
 
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {

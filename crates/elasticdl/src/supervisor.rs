@@ -20,10 +20,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::control;
 use crate::exit::Exit;
+use crate::fork_server::ForkServer;
 use crate::jobs::{Hold, Job};
 use crate::logs;
 use crate::ui::Ui;
-use children::{Children, MASTER, Programs, Reaped};
+use children::{ChildEvent, Children, MASTER, Programs, Reaped};
 use link::Link;
 use watch::Watch;
 
@@ -83,14 +84,21 @@ enum SupervisorPhase {
 enum Event {
     Signal,
     Order(Option<Order>),
-    Ended(Reaped),
+    Child(ChildEvent),
     /// The answer of a master that writes no status: what it waits for, if anything.
     Probed(Option<String>),
     Tick,
 }
 
 /// Runs the job to its end, and returns how it ended. `hold` is the lock on the job.
-pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> anyhow::Result<Exit> {
+/// `forks` starts its Python processes.
+pub(crate) async fn run(
+    job: &Job,
+    hold: Hold,
+    resume: bool,
+    forks: Option<ForkServer>,
+    ui: &mut Ui,
+) -> anyhow::Result<Exit> {
     let _held_to_the_end = hold;
     job.write_supervisor()?;
     let spec = job.spec()?;
@@ -100,7 +108,8 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
         let worker = InstanceId { role: Role::Worker, id: 0 };
         crate::telemetry::start_in(spec.log_level, &job.paths().log(worker))?;
     }
-    Supervisor::new(job, spec, programs, resume, ui).run().await
+    let children = Children::new(job.clone(), programs, forks);
+    Supervisor::new(job, spec, children, resume, ui).run().await
 }
 
 fn silence_limit(spec: &JobSpec) -> Duration {
@@ -108,17 +117,11 @@ fn silence_limit(spec: &JobSpec) -> Duration {
 }
 
 impl<'a> Supervisor<'a> {
-    fn new(
-        job: &'a Job,
-        spec: JobSpec,
-        programs: Option<Programs>,
-        resume: bool,
-        ui: &'a mut Ui,
-    ) -> Self {
+    fn new(job: &'a Job, spec: JobSpec, children: Children, resume: bool, ui: &'a mut Ui) -> Self {
         let now = Instant::now();
         Self {
             job,
-            children: Children::new(job.clone(), programs),
+            children,
             watch: Watch::new(silence_limit(&spec), None, now),
             port: spec.port,
             spec,
@@ -150,7 +153,7 @@ impl<'a> Supervisor<'a> {
                 _ = interrupt.recv() => Event::Signal,
                 _ = terminate.recv() => Event::Signal,
                 _ = hangup.recv() => Event::Signal,
-                reaped = self.children.ended() => Event::Ended(reaped),
+                event = self.children.next() => Event::Child(event),
                 order = next_order(&mut self.link) => Event::Order(order),
                 Some(answered) = self.probe.join_next() => Event::Probed(answered.ok().flatten()),
                 _ = tick.tick() => Event::Tick,
@@ -176,16 +179,7 @@ impl<'a> Supervisor<'a> {
             Event::Order(Some(order)) => self.execute(order, now),
             // The master's end itself comes by its reaper.
             Event::Order(None) => self.link = None,
-            Event::Ended(reaped) if reaped.instance == MASTER => {
-                self.master_ended(reaped.how, now);
-                let has_ended = matches!(self.phase, SupervisorPhase::Ending { .. });
-                self.record(reaped, has_ended && !reaped.was_asked);
-            }
-            Event::Ended(reaped) => {
-                let Reaped { instance, pid, how, .. } = reaped;
-                self.report(Report::Ended { instance, pid, how });
-                self.record(reaped, false);
-            }
+            Event::Child(event) => self.follow(event, now),
             Event::Probed(Some(reason)) => {
                 self.watch.answered(now);
                 if !reason.is_empty() && !self.has_reported {
@@ -200,6 +194,27 @@ impl<'a> Supervisor<'a> {
             Event::Tick => self.tick(now)?,
         }
         Ok(())
+    }
+
+    fn follow(&mut self, event: ChildEvent, now: Instant) {
+        match event {
+            ChildEvent::Started { instance, pid } => {
+                self.report(Report::Started { instance, pid });
+            }
+            ChildEvent::NotStarted { instance, error } => {
+                self.report(Report::NotStarted { instance, error });
+            }
+            ChildEvent::Ended(reaped) if reaped.instance == MASTER => {
+                self.master_ended(reaped.how, now);
+                let has_ended = matches!(self.phase, SupervisorPhase::Ending { .. });
+                self.record(reaped, has_ended && !reaped.was_asked);
+            }
+            ChildEvent::Ended(reaped) => {
+                let Reaped { instance, pid, how, .. } = reaped;
+                self.report(Report::Ended { instance, pid, how });
+                self.record(reaped, false);
+            }
+        }
     }
 
     fn tick(&mut self, now: Instant) -> anyhow::Result<()> {
@@ -237,11 +252,13 @@ impl<'a> Supervisor<'a> {
         match order {
             Order::Launch { .. } if matches!(self.phase, SupervisorPhase::Ending { .. }) => {}
             Order::Launch { instance, is_spare, .. } => {
-                let report = match self.children.launch(instance, is_spare) {
-                    Ok(pid) => Report::Started { instance, pid },
-                    Err(error) => Report::NotStarted { instance, error: error.to_string() },
-                };
-                self.report(report);
+                match self.children.launch(instance, is_spare) {
+                    Ok(Some(pid)) => self.report(Report::Started { instance, pid }),
+                    Ok(None) => {}
+                    Err(error) => {
+                        self.report(Report::NotStarted { instance, error: error.to_string() });
+                    }
+                }
             }
             Order::Stop { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);
@@ -262,6 +279,7 @@ impl<'a> Supervisor<'a> {
 
     fn master_ended(&mut self, how: Ended, now: Instant) {
         self.link = None;
+        self.children.forget_starting();
         // The next master listens where this one did.
         self.port = self.job.fresh_master_port().unwrap_or(self.port);
         // A probe of a dead master is meaningless for the next one.

@@ -326,6 +326,11 @@ job_description! {
             "Number of crashes without progress that the job tolerates; preemptions and evictions \
              do not count" / "Number of crashes without progress that the job tolerates."
             { flag: common("Processes", "N") }
+        fork_workers: bool = true,
+            "Start Python workers on this machine as forks of one process that has already imported \
+             the packages at the top of the script or model; false starts each one separately"
+            / "Fork Python workers on this machine from a process that has imported their packages."
+            { flag: common("Processes", "BOOL") }
         max_batch_failures: u32 = 3, "Fail the job after this many failures of the same batch"
             { flag: common("Processes", "N") }
         on_nonfinite: OnNonfinite,

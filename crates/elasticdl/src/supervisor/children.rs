@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use edl_core::error::is_disk_full;
@@ -15,8 +15,9 @@ use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Role, WORKER_V
 use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::millis;
 use edl_worker::priority;
-use rustix::process::Signal;
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -24,6 +25,7 @@ use super::link::Link;
 use super::out_of_memory::Kills;
 use super::slow::Slowed;
 use super::tasks::Task;
+use crate::fork_server::{ForkServer, Forked, Program, how_it_ended};
 use crate::jobs::Job;
 use crate::{custom_loop, host, models, python, signals, stacks};
 
@@ -41,8 +43,44 @@ pub(super) struct Children {
     /// None if the children are tasks of this process.
     programs: Option<Programs>,
     running: BTreeMap<InstanceId, Running>,
-    reapers: JoinSet<Reaped>,
+    changes: JoinSet<Change>,
     out_of_memory: Kills,
+    forks: Option<ForkServer>,
+    n_forked: u64,
+}
+
+/// What happens to a child without an order.
+enum Change {
+    /// The process that forks has answered, or cannot fork.
+    Forked {
+        starting: Box<Starting>,
+        forked: Option<Forked>,
+    },
+    Ended(Reaped),
+}
+
+/// A child that is being forked.
+struct Starting {
+    instance: InstanceId,
+    number: u64,
+    command: Command,
+    /// The priority of other workers, if it starts with a lower one.
+    normal: Option<i32>,
+}
+
+/// What a supervisor is told about its children.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ChildEvent {
+    /// A child that `launch` could not start at once.
+    Started {
+        instance: InstanceId,
+        pid: u32,
+    },
+    NotStarted {
+        instance: InstanceId,
+        error: String,
+    },
+    Ended(Reaped),
 }
 
 /// How children are started: programs with their first arguments.
@@ -73,7 +111,14 @@ impl Programs {
 }
 
 struct Running {
+    /// 0 until it is forked.
     pid: u32,
+    /// Which of all children that were to be forked it is.
+    number: u64,
+    /// Of a fork, whose number may belong to another process as soon as it has ended.
+    pidfd: Option<OwnedFd>,
+    /// Sent as soon as it is forked.
+    first_signal: Option<Signal>,
     started: Instant,
     /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
@@ -91,6 +136,9 @@ impl Running {
     fn new(pid: u32, stdin: Option<ChildStdin>, task: Option<Task>) -> Self {
         Self {
             pid,
+            number: 0,
+            pidfd: None,
+            first_signal: None,
             started: Instant::now(),
             stdin,
             kill_at: None,
@@ -104,11 +152,17 @@ impl Running {
 
     fn signal(&mut self, signal: Signal) {
         self.is_killed |= signal == Signal::KILL;
-        match &self.task {
-            Some(task) => task.signal(signal),
-            // It may have just ended; the reaper reports that.
-            None => _ = signals::send(self.pid, signal),
+        // It may have just ended; then its end is reported.
+        match (&self.task, &self.pidfd) {
+            (Some(task), _) => task.signal(signal),
+            (None, Some(pidfd)) => _ = pidfd_send_signal(pidfd, signal),
+            (None, None) if self.is_starting() => self.first_signal = Some(signal),
+            (None, None) => _ = signals::send(self.pid, signal),
         }
+    }
+
+    fn is_starting(&self) -> bool {
+        self.pid == 0
     }
 
     /// It is killed at `kill_at`, or earlier.
@@ -119,7 +173,7 @@ impl Running {
     /// Whether it has now been asked for its stack, which a process that hangs says nothing about.
     fn logs_stack(&mut self) -> bool {
         let is_first = !std::mem::replace(&mut self.has_logged_stack, true);
-        is_first && self.task.is_none() && stacks::ask(self.pid)
+        is_first && self.task.is_none() && !self.is_starting() && stacks::ask(self.pid)
     }
 
     /// Writes to its standard input without waiting: a line this short is written completely or
@@ -144,9 +198,9 @@ pub(super) struct Reaped {
 }
 
 impl Children {
-    pub(super) fn new(job: Job, programs: Option<Programs>) -> Self {
-        let (running, reapers) = (BTreeMap::new(), JoinSet::new());
-        Self { job, programs, running, reapers, out_of_memory: Kills::watch() }
+    pub(super) fn new(job: Job, programs: Option<Programs>, forks: Option<ForkServer>) -> Self {
+        let (running, changes) = (BTreeMap::new(), JoinSet::new());
+        Self { job, programs, running, changes, out_of_memory: Kills::watch(), forks, n_forked: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -154,12 +208,15 @@ impl Children {
     }
 
     pub(super) fn pid(&self, instance: InstanceId) -> Option<u32> {
-        self.running.get(&instance).map(|child| child.pid)
+        self.running.get(&instance).filter(|child| !child.is_starting()).map(|child| child.pid)
     }
 
     /// Everything that runs but the master.
     pub(super) fn list(&self) -> Vec<Process> {
-        let others = self.running.iter().filter(|(instance, _)| **instance != MASTER);
+        let is_other = |(instance, child): &(&InstanceId, &Running)| {
+            **instance != MASTER && !child.is_starting()
+        };
+        let others = self.running.iter().filter(is_other);
         let process = |(instance, child): (&InstanceId, &Running)| Process {
             instance: *instance,
             pid: child.pid,
@@ -169,15 +226,19 @@ impl Children {
     }
 
     /// Starts a parameter server or a worker; one that runs already is left alone. A spare starts
-    /// with low priority.
-    pub(super) fn launch(&mut self, instance: InstanceId, is_spare: bool) -> io::Result<u32> {
-        if let Some(pid) = self.pid(instance) {
-            return Ok(pid);
+    /// with low priority. Returns None if an event will tell whether it was started.
+    pub(super) fn launch(
+        &mut self,
+        instance: InstanceId,
+        is_spare: bool,
+    ) -> io::Result<Option<u32>> {
+        if let Some(child) = self.running.get(&instance) {
+            return Ok((!child.is_starting()).then_some(child.pid));
         }
         let Some(programs) = &self.programs else {
             let task = Task::default();
             let body = task.worker(&self.job, instance).map_err(to_io_error)?;
-            return Ok(self.keep_task(instance, task, body));
+            return Ok(Some(self.keep_task(instance, task, body)));
         };
         let mut command = self.command(programs, instance)?;
         command.stdout(self.log(instance)?);
@@ -189,12 +250,91 @@ impl Children {
         };
         let normal = if is_spare { priority::normal() } else { None };
         command.envs(normal.map(|normal| (priority::NORMAL_PRIORITY, normal.to_string())));
+        if let Some((stdin, forked)) = self.fork(instance, &command)? {
+            self.n_forked += 1;
+            let number = self.n_forked;
+            let child = Running { number, ..Running::new(0, Some(stdin), None) };
+            self.running.insert(instance, child);
+            let starting = Box::new(Starting { instance, number, command, normal });
+            self.changes
+                .spawn(async move { Change::Forked { starting, forked: forked.await.ok() } });
+            return Ok(None);
+        }
+        self.spawn(instance, &mut command, normal).map(Some)
+    }
+
+    /// Asks for a fork that runs this command: its standard input, and the answer.
+    fn fork(
+        &self,
+        instance: InstanceId,
+        command: &Command,
+    ) -> io::Result<Option<(ChildStdin, oneshot::Receiver<Forked>)>> {
+        let forks = self.forks.as_ref().filter(|_| instance.role == Role::Worker);
+        let Some((forks, program)) = forks.zip(Program::of(command.as_std())) else {
+            return Ok(None);
+        };
+        let (read, write) = io::pipe()?;
+        let log = self.log_file(instance)?;
+        let forked = forks.fork(&program, [&read.into(), &log, &log]);
+        let stdin = std::process::ChildStdin::from(OwnedFd::from(write));
+        Ok(Some(ChildStdin::from_std(stdin)?).zip(forked))
+    }
+
+    /// Starts a program; `normal` is the priority of others if its own is lower.
+    fn spawn(
+        &mut self,
+        instance: InstanceId,
+        command: &mut Command,
+        normal: Option<i32>,
+    ) -> io::Result<u32> {
         let mut child = command.spawn()?;
         if let (Some(pid), Some(normal)) = (child.id(), normal) {
             priority::lower(pid, normal);
         }
         let stdin = child.stdin.take();
         self.keep(instance, child, stdin)
+    }
+
+    /// Continues with a child that was to be forked.
+    fn adopt(&mut self, starting: Starting, forked: Option<Forked>) -> Option<ChildEvent> {
+        let Starting { instance, number, mut command, normal } = starting;
+        // One that is no longer wanted exits, because its standard input is closed.
+        self.running.get(&instance).filter(|child| child.number == number)?;
+        let mut child = self.running.remove(&instance)?;
+        let Some(forked) = forked else {
+            if child.first_signal.is_some() {
+                let how = KILLED;
+                return Some(ChildEvent::Ended(Reaped { instance, pid: 0, how, was_asked: true }));
+            }
+            return Some(match self.spawn(instance, &mut command, normal) {
+                Ok(pid) => ChildEvent::Started { instance, pid },
+                Err(error) => ChildEvent::NotStarted { instance, error: error.to_string() },
+            });
+        };
+        self.out_of_memory.forget();
+        let (pid, pidfd, ended) = forked.into_parts();
+        let watched = pidfd.try_clone();
+        (child.pid, child.pidfd) = (pid, Some(pidfd));
+        if let Some(normal) = normal {
+            priority::lower(pid, normal);
+        }
+        if let Some(signal) = child.first_signal.take() {
+            child.signal(signal);
+        }
+        self.running.insert(instance, child);
+        self.changes.spawn(async move {
+            let how = match watched {
+                Ok(pidfd) => Forked::ended(pidfd, ended).await,
+                Err(_) => ended.await.unwrap_or(Ended::Exit(-1)),
+            };
+            Change::Ended(Reaped { instance, pid, how, was_asked: false })
+        });
+        Some(ChildEvent::Started { instance, pid })
+    }
+
+    /// Gives up the children that are not forked yet: the next master does not know of them.
+    pub(super) fn forget_starting(&mut self) {
+        self.running.retain(|_, child| !child.is_starting());
     }
 
     /// Starts the master.
@@ -262,10 +402,16 @@ impl Children {
 
     /// Where a child's output goes. On a full disk a child runs without a log rather than not at all.
     fn log(&self, instance: InstanceId) -> io::Result<Stdio> {
+        Ok(self.log_file(instance)?.into())
+    }
+
+    fn log_file(&self, instance: InstanceId) -> io::Result<OwnedFd> {
         let path = self.job.paths().log(instance);
         match File::options().create(true).append(true).mode(0o600).open(path) {
             Ok(file) => Ok(file.into()),
-            Err(error) if is_disk_full(&error) => Ok(Stdio::null()),
+            Err(error) if is_disk_full(&error) => {
+                Ok(File::options().write(true).open("/dev/null")?.into())
+            }
             Err(error) => Err(error),
         }
     }
@@ -279,9 +425,9 @@ impl Children {
         let pid = child.id().ok_or_else(|| io::Error::other("it exited immediately"))?;
         self.out_of_memory.forget();
         self.running.insert(instance, Running::new(pid, stdin, None));
-        self.reapers.spawn(async move {
+        self.changes.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
-            Reaped { instance, pid, how, was_asked: false }
+            Change::Ended(Reaped { instance, pid, how, was_asked: false })
         });
         Ok(pid)
     }
@@ -295,8 +441,9 @@ impl Children {
         let pid = std::process::id();
         self.running.insert(instance, Running::new(pid, None, Some(task.clone())));
         let how = task.run(body);
-        self.reapers
-            .spawn(async move { Reaped { instance, pid, how: how.await, was_asked: false } });
+        self.changes.spawn(async move {
+            Change::Ended(Reaped { instance, pid, how: how.await, was_asked: false })
+        });
         pid
     }
 
@@ -379,30 +526,32 @@ impl Children {
         }
     }
 
-    /// The next child that ends; waits forever when there is none.
-    pub(super) async fn ended(&mut self) -> Reaped {
-        match self.reapers.join_next().await {
-            Some(Ok(mut reaped)) => {
-                let child = self.running.remove(&reaped.instance);
-                reaped.was_asked = child.as_ref().is_some_and(|child| child.kill_at.is_some());
-                let is_ours = child.is_some_and(|child| child.is_killed);
-                let has_risen = self.out_of_memory.has_risen(Instant::now());
-                if reaped.how == KILLED && has_risen && !is_ours {
-                    reaped.how = Ended::MachineOutOfMemory;
+    /// What happens next; waits forever when there are no children. Nothing is lost if it is
+    /// dropped while it waits.
+    pub(super) async fn next(&mut self) -> ChildEvent {
+        loop {
+            match self.changes.join_next().await {
+                Some(Ok(Change::Forked { starting, forked })) => {
+                    if let Some(event) = self.adopt(*starting, forked) {
+                        return event;
+                    }
                 }
-                reaped
+                Some(Ok(Change::Ended(reaped))) => return ChildEvent::Ended(self.reaped(reaped)),
+                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+                None => std::future::pending().await,
             }
-            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
-            None => std::future::pending().await,
         }
     }
-}
 
-fn how_it_ended(status: ExitStatus) -> Ended {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Ended::Exit(code),
-        (None, Some(signal)) => Ended::Signal(signal),
-        (None, None) => Ended::Exit(-1),
+    fn reaped(&mut self, mut reaped: Reaped) -> Reaped {
+        let child = self.running.remove(&reaped.instance);
+        reaped.was_asked = child.as_ref().is_some_and(|child| child.kill_at.is_some());
+        let is_ours = child.is_some_and(|child| child.is_killed);
+        let has_risen = self.out_of_memory.has_risen(Instant::now());
+        if reaped.how == KILLED && has_risen && !is_ours {
+            reaped.how = Ended::MachineOutOfMemory;
+        }
+        reaped
     }
 }
 
@@ -417,6 +566,7 @@ mod tests {
     use edl_core::spec::JobSpec;
 
     use super::*;
+    use crate::fork_server;
     use crate::jobs::Home;
 
     /// A job whose processes are a shell script.
@@ -433,18 +583,24 @@ mod tests {
             worker_environment: vec![("THREADS", "1".into())],
             custom_loop: None,
         };
-        (root, Children::new(job, Some(programs)))
+        (root, Children::new(job, Some(programs), None))
     }
 
     /// A script that was just written is busy while another test starts a child.
     fn launch(children: &mut Children) -> u32 {
         loop {
             match children.launch(WORKER, false) {
-                Ok(pid) => return pid,
+                Ok(pid) => return pid.unwrap(),
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
                 Err(error) => panic!("{error}"),
             }
         }
+    }
+
+    async fn ended(children: &mut Children) -> Reaped {
+        let event = children.next().await;
+        let ChildEvent::Ended(reaped) = event else { panic!("{event:?}") };
+        reaped
     }
 
     const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
@@ -455,12 +611,12 @@ mod tests {
         let pid = launch(&mut children);
         assert_eq!(
             children.launch(WORKER, false).unwrap(),
-            pid,
+            Some(pid),
             "a second order starts no second one"
         );
         let listed: Vec<_> = children.list().iter().map(|p| (p.instance, p.pid)).collect();
         assert_eq!(listed, [(WORKER, pid)]);
-        let ended = children.ended().await;
+        let ended = ended(&mut children).await;
         assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5), was_asked: false });
         assert!(children.is_empty());
         let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
@@ -480,7 +636,7 @@ mod tests {
         children.kill_overdue(now);
         assert_eq!(children.pid(WORKER), Some(pid));
         children.kill_overdue(now + Duration::from_secs(1));
-        let how = children.ended().await.how;
+        let how = ended(&mut children).await.how;
         // The signal may have come before the trap was set.
         assert!([Ended::Signal(9), Ended::Signal(15)].contains(&how), "{how:?}");
     }
@@ -494,7 +650,7 @@ mod tests {
         children.terminate_rest(Duration::ZERO, now);
         children.kill_overdue(now + Duration::from_secs(599));
         children.running.get_mut(&WORKER).unwrap().stdin = None;
-        assert_eq!(children.ended().await.how, Ended::Exit(7));
+        assert_eq!(ended(&mut children).await.how, Ended::Exit(7));
     }
 
     #[tokio::test]
@@ -510,7 +666,7 @@ mod tests {
         children.terminate(WORKER, grace, now);
         children.terminate_all(grace, now);
         children.running.get_mut(&WORKER).unwrap().stdin = None;
-        assert_eq!(children.ended().await.how, Ended::Exit(1));
+        assert_eq!(ended(&mut children).await.how, Ended::Exit(1));
     }
 
     #[tokio::test]
@@ -522,18 +678,18 @@ mod tests {
         children.out_of_memory = Kills::counted_in(counter.clone());
         let kill = |pid: u32| signals::send(pid, Signal::KILL).unwrap().unwrap();
         kill(launch(&mut children));
-        assert_eq!(children.ended().await.how, Ended::Signal(9));
+        assert_eq!(ended(&mut children).await.how, Ended::Signal(9));
         count(1);
         kill(launch(&mut children));
-        assert_eq!(children.ended().await.how, Ended::Signal(9), "that was before it started");
+        assert_eq!(ended(&mut children).await.how, Ended::Signal(9), "that was before it started");
         launch(&mut children);
         count(2);
         children.kill(WORKER);
-        assert_eq!(children.ended().await.how, Ended::Signal(9), "we killed it ourselves");
+        assert_eq!(ended(&mut children).await.how, Ended::Signal(9), "we killed it ourselves");
         let pid = launch(&mut children);
         count(3);
         kill(pid);
-        assert_eq!(children.ended().await.how, Ended::MachineOutOfMemory);
+        assert_eq!(ended(&mut children).await.how, Ended::MachineOutOfMemory);
     }
 
     #[tokio::test]
@@ -541,6 +697,96 @@ mod tests {
         let (_root, mut children) = children("read x; exit 7");
         launch(&mut children);
         children.running.get_mut(&WORKER).unwrap().stdin = None;
-        assert_eq!(children.ended().await.how, Ended::Exit(7));
+        assert_eq!(ended(&mut children).await.how, Ended::Exit(7));
+    }
+
+    /// A job whose workers are Python programs with this source, which are forked.
+    fn forked(source: &str) -> (tempfile::TempDir, Children, ForkServer) {
+        let (root, mut children) = children("");
+        let (forks, file) = fork_server::tests::server(root.path(), source);
+        let worker = vec!["python3".into(), file.into_os_string()];
+        children.programs.as_mut().unwrap().worker = worker;
+        children.forks = Some(forks.clone());
+        (root, children, forks)
+    }
+
+    async fn started(children: &mut Children) -> u32 {
+        let event = children.next().await;
+        let ChildEvent::Started { instance: WORKER, pid } = event else { panic!("{event:?}") };
+        pid
+    }
+
+    /// The parent of a process.
+    fn parent(pid: u32) -> u32 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_forked_child_differs_from_a_spawned_one_only_in_its_parent() {
+        let source = "import os, sys\nprint(*sys.argv[1:], os.environ['THREADS'], flush=True)\n\
+                      sys.stdin.read()\nsys.exit(5)";
+        let (_root, mut children, forks) = forked(source);
+        assert_eq!(children.launch(WORKER, false).unwrap(), None);
+        assert_eq!(children.launch(WORKER, false).unwrap(), None, "only one is started");
+        assert_eq!((children.list(), children.is_empty()), (vec![], false));
+        let pid = started(&mut children).await;
+        assert_eq!(children.launch(WORKER, false).unwrap(), Some(pid));
+        assert_eq!(parent(pid), forks.pid());
+        // It exits when its standard input is closed.
+        children.running.get_mut(&WORKER).unwrap().stdin = None;
+        let how = Ended::Exit(5);
+        let end = Reaped { instance: WORKER, pid, how, was_asked: false };
+        assert_eq!(ended(&mut children).await, end);
+        let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
+        let dir = children.job.dir().display();
+        assert_eq!(log, format!("worker --supervised --job_dir {dir} --worker_id=3 1\n"));
+    }
+
+    #[tokio::test]
+    async fn a_child_that_is_killed_before_it_is_forked_does_not_live() {
+        let (_root, mut children, _forks) = forked("import sys; sys.stdin.read()");
+        children.launch(WORKER, false).unwrap();
+        children.kill(WORKER);
+        let pid = started(&mut children).await;
+        let end = Reaped { instance: WORKER, pid, how: KILLED, was_asked: false };
+        assert_eq!(ended(&mut children).await, end);
+    }
+
+    #[tokio::test]
+    async fn children_outlive_the_process_that_forked_them_and_others_are_spawned() {
+        let (_root, mut children, forks) = forked("import sys; sys.stdin.read()");
+        children.launch(WORKER, false).unwrap();
+        let pid = started(&mut children).await;
+        signals::send(forks.pid(), Signal::KILL).unwrap().unwrap();
+        let other = InstanceId { id: 4, ..WORKER };
+        // It may be asked to fork before its end is noticed.
+        if children.launch(other, false).unwrap().is_none() {
+            let event = children.next().await;
+            assert!(matches!(event, ChildEvent::Started { instance, .. } if instance == other));
+        }
+        assert_eq!(parent(children.pid(other).unwrap()), std::process::id());
+        assert_eq!(children.pid(WORKER), Some(pid));
+        children.kill(WORKER);
+        let end = ended(&mut children).await;
+        assert_eq!((end.instance, end.pid), (WORKER, pid));
+        children.kill(other);
+        assert_eq!(ended(&mut children).await.how, KILLED);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_is_forked_for_a_dead_master_exits_and_is_not_mistaken_for_the_next() {
+        let (_root, mut children, _forks) = forked("import sys; sys.stdin.read()");
+        children.launch(WORKER, false).unwrap();
+        children.forget_starting();
+        assert!(children.is_empty());
+        children.launch(WORKER, false).unwrap();
+        let pid = started(&mut children).await;
+        // The first one has ended, or will, because its standard input is closed.
+        assert_eq!(children.list().len(), 1);
+        children.kill(WORKER);
+        let end = Reaped { instance: WORKER, pid, how: KILLED, was_asked: false };
+        assert_eq!(ended(&mut children).await, end);
     }
 }

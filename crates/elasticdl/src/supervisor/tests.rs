@@ -31,12 +31,13 @@ async fn a_local_job_survives_its_master() {
     let root = tempfile::tempdir().unwrap();
     let job = local_job(&Home::at(root.path()));
     let mut ui = Ui::new(&job);
-    let mut supervisor = Supervisor::new(&job, job.spec().unwrap(), None, false, &mut ui);
+    let children = Children::new(job.clone(), None, None);
+    let mut supervisor = Supervisor::new(&job, job.spec().unwrap(), children, false, &mut ui);
     let mut tick = tokio::time::interval(TICK);
     let mut was_killed = false;
     let exit = loop {
         let event = tokio::select! {
-            reaped = supervisor.children.ended() => Event::Ended(reaped),
+            event = supervisor.children.next() => Event::Child(event),
             order = next_order(&mut supervisor.link) => Event::Order(order),
             _ = tick.tick() => Event::Tick,
         };
