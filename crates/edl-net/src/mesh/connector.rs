@@ -65,6 +65,11 @@ impl Pending {
         }
     }
 
+    /// Whether there is a link with this member that is not fetched yet.
+    pub(super) fn has_arrived(&self, id: MemberId) -> bool {
+        self.arrived.iter().any(|link| (link.worker, link.incarnation) == id)
+    }
+
     /// The number of the next call.
     pub(super) fn next_call(&mut self) -> u64 {
         self.n_calls += 1;

@@ -23,11 +23,13 @@ const LOST_FOR: Duration = Duration::from_secs(30);
 const REFUSED_FOR: Duration = Duration::from_millis(250);
 
 /// Calls `peer` until it answers, cannot exist anymore, or is no longer needed. A peer
-/// that will call us is only probed, to learn whether it exists.
+/// that will call us is only probed, to learn whether it exists. Does nothing if this is under way,
+/// or if a link has arrived that is not fetched yet.
 pub(super) fn start(connector: &Arc<Connector>, peer: &Peer) {
     let id = (peer.worker, peer.incarnation);
     let mut pending = connector.pending();
-    if pending.is_closed || pending.dialing.contains_key(&id) {
+    // A second call would make the peer drop the link of the first one, which we may already use.
+    if pending.is_closed || pending.dialing.contains_key(&id) || pending.has_arrived(id) {
         return;
     }
     pending.failed.remove(&id);
@@ -141,4 +143,52 @@ fn connect(connector: &Connector, peer: &Peer, transport: Transport) -> Result<S
 fn is_refusal(error: &Error) -> bool {
     let kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     matches!(error, Error::Io { source, .. } if kinds.contains(&source.kind()))
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_core::id::{Incarnation, RunId, WorkerId};
+
+    use super::*;
+    use crate::handshake::Encryption;
+    use crate::key::JobKey;
+    use crate::mesh::{Mesh, MeshConfig};
+
+    fn open(folder: &Path, worker: u32) -> Mesh {
+        let config = MeshConfig {
+            key: JobKey::from_bytes([7; 32]),
+            run: RunId([3; 16]),
+            worker: WorkerId(worker),
+            incarnation: Incarnation(1),
+            folder: folder.into(),
+            listen: "127.0.0.1:0".into(),
+            transport: None,
+            encryption: Encryption::default(),
+            silence: Duration::from_secs(60),
+            on_phase: None,
+        };
+        Mesh::open(config).unwrap()
+    }
+
+    #[test]
+    fn a_member_whose_link_has_arrived_is_not_dialled_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (caller, other) = (open(folder.path(), 0), open(folder.path(), 1));
+        let peer = Peer {
+            worker: WorkerId(1),
+            incarnation: Incarnation(1),
+            address: other.address().into(),
+            unix_path: other.unix_path().to_str().unwrap().into(),
+            span: 0..1,
+            is_busy: false,
+        };
+        start(&caller.connector, &peer);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while caller.connector.pending().arrived.is_empty() {
+            assert!(Instant::now() < deadline, "no link has arrived");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        start(&caller.connector, &peer);
+        assert!(caller.connector.pending().dialing.is_empty());
+    }
 }

@@ -30,8 +30,7 @@ pub(super) fn prepare<'a>(
     links: impl Iterator<Item = &'a Link>,
     peers: &[Peer],
 ) {
-    let mut linked: Vec<MemberId> = links.map(|link| (link.worker, link.incarnation)).collect();
-    linked.extend(connector.pending().arrived.iter().map(|link| (link.worker, link.incarnation)));
+    let linked: Vec<MemberId> = links.map(|link| (link.worker, link.incarnation)).collect();
     for peer in peers.iter().filter(|peer| connector.me.0 < peer.worker) {
         if !linked.contains(&(peer.worker, peer.incarnation)) {
             dial::start(connector, peer);
