@@ -27,6 +27,9 @@ N_STEPS = EPOCHS * len(X) // (N_LANES * BATCH)
 QUIT_STEP = N_STEPS - 10
 # How long a step takes while workers are missing, so that there are steps left when they join.
 PACE_SECS = 1.0
+# How long a step takes before workers are killed: the master allows the steps of about a second in
+# advance, and a worker joins after the last of them.
+STEADY_SECS = 0.1
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -131,8 +134,10 @@ class Faults:
             (self._folder / f"joined-{step}-{os.getpid()}").touch()
         if step in self._kills and self._is_first(f"killed-{step}"):
             os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + PACE_SECS
-        while self._is_slow(step) and time.monotonic() < end:
+        begin = time.monotonic()
+        if any(step < kill for kill in self._kills):
+            time.sleep(STEADY_SECS)
+        while self._is_slow(step) and time.monotonic() < begin + PACE_SECS:
             time.sleep(0.01)
 
     def _is_slow(self, step: int) -> bool:
