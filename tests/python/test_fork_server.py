@@ -38,7 +38,7 @@ if __name__ == "__main__":
         "thing": type(pickle.loads(pickle.dumps(Thing()))).__module__,
         "leads_group": os.getpgid(0) == os.getpid(),
         "children": signal.getsignal(signal.SIGCHLD).name,
-        "interrupt": signal.getsignal(signal.SIGINT).__name__,
+        "interrupt": str(signal.getsignal(signal.SIGINT)),
         "doubled": doubled,
     }))
 """
@@ -124,6 +124,7 @@ def test_a_forked_program_does_not_differ_from_a_started_one(serve) -> None:
     assert server.n_threads == 1
     given = {"text": "some text", "VARIABLE": "value"}
     code, out, err = server.run("--flag", "a b", **given)
+    assert code == 0, err
     assert (code, out, err) == plainly(server, "--flag", "a b", **given)
     assert json.loads(out)["leads_group"] and json.loads(out)["doubled"] == [2, 4]
 
