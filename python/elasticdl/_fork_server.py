@@ -206,14 +206,27 @@ class _Server:
 
     def _learn(self, read: int) -> None:
         """Imports what the first program has imported."""
-        with open(read, "rb") as file:
-            names = json.loads(file.read() or "[]")
+        self._first = (0, -1)
+        # Not to its end: children of the program that outlive it may keep the pipe open.
+        os.set_blocking(read, False)
+        try:
+            names = json.loads(os.read(read, _PIPE) or "[]")
+        except (BlockingIOError, ValueError):
+            names = []
+        os.close(read)
+        if self._running:
+            # It must not exit before them.
+            return
         for name in names:
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(name)
         gc.freeze()
         if names:
-            _send(self._requests, {"threads": _count_threads()})
+            n_threads = _count_threads()
+            _send(self._requests, {"threads": n_threads})
+            if n_threads != 1:
+                # The caller starts what it has asked for since in another way.
+                os._exit(0)
 
 
 # The program that this fork runs: the arguments of its interpreter.
@@ -264,7 +277,8 @@ def run(program: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
         return
-    path = program[0]
+    # As Python does it; `sys.argv` keeps what was given.
+    path = os.path.abspath(program[0])
     sys.argv = list(program)
     sys.path.insert(0, str(Path(path).resolve().parent))
     # Not `runpy.run_path`, which removes the module before other threads and exit handlers of the
@@ -275,7 +289,7 @@ def run(program: list[str]) -> None:
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     sys.modules["__main__"] = module
     with open(path, "rb") as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     sys.excepthook = _hide_this_file(sys.excepthook)
     exec(code, module.__dict__)
 

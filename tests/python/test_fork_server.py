@@ -220,3 +220,17 @@ def test_packages_are_those_at_the_top_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "numpy" / "__init__.py").write_text("")
     assert found("import json\nimport numpy\nimport os") == ["json"]
     assert found("import json\nimport no_such_package\nimport os") == ["json"]
+
+
+def test_a_forked_program_has_its_own_syntax_and_an_absolute_path(serve, tmp_path: Path) -> None:
+    server = serve("def f(x: int): pass\nprint(f.__annotations__, __file__)")
+    server.script = Path(os.path.relpath(server.script))
+    assert server.run()[1] == f"{{'x': <class 'int'>}} {tmp_path / 'program.py'}\n"
+
+
+def test_a_child_that_outlives_the_first_program_does_not_block_the_server(serve) -> None:
+    server = serve("import os, time\nif not os.fork():\n    time.sleep(600)\nprint(os.getpgid(0))")
+    # The second one runs while a child of the first one still does.
+    for code, group, _ in [server.run(), server.run()]:
+        assert code == 0
+        os.killpg(int(group), signal.SIGKILL)
