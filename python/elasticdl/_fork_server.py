@@ -144,8 +144,9 @@ class _Server:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._running: set[int] = set()
-        # The first program, and where it reports its imports.
-        self._first: tuple[int, int] | None = None
+        # Where a running program reports its imports: the first one, until it ends.
+        self._reports: dict[int, int] = {}
+        self._has_forked = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -177,15 +178,16 @@ class _Server:
             # The caller is gone. Its programs notice that by themselves.
             os._exit(0)
         request = json.loads(data)
-        read, write = (-1, -1) if self._first else os.pipe()
+        read, write = (-1, -1) if self._has_forked else os.pipe()
         pid = os.fork()
         if not pid:
             _become(request, fds, write)
             return False
         self._running.add(pid)
-        if self._first is None:
+        if not self._has_forked:
             os.close(write)
-            self._first = (pid, read)
+            self._reports[pid] = read
+            self._has_forked = True
         pidfd = os.pidfd_open(pid)
         _send(self._requests, {"id": request["id"], "pid": pid}, pidfd)
         for fd in (*fds, pidfd):
@@ -201,12 +203,11 @@ class _Server:
             code = os.waitstatus_to_exitcode(status)
             ended = {"exit": code} if code >= 0 else {"signal": -code}
             _send(self._requests, {"pid": pid, **ended})
-            if self._first and pid == self._first[0]:
-                self._learn(self._first[1])
+            if pid in self._reports:
+                self._learn(self._reports.pop(pid))
 
     def _learn(self, read: int) -> None:
         """Imports what the first program has imported."""
-        self._first = (0, -1)
         # Not to its end: children of the program that outlive it may keep the pipe open.
         os.set_blocking(read, False)
         try:

@@ -92,17 +92,12 @@ pub(crate) fn worker(
     command
 }
 
-fn command(spec: &JobSpec) -> Command {
+pub(crate) fn command(spec: &JobSpec) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("exec {}", spec.job_command));
     command.envs(python::environment(spec)).env(LANES, spec.n_lanes().to_string());
     command.env(WORLD_SIZE, spec.num_workers.to_string());
     command
-}
-
-/// The process that forks this job's workers.
-pub(crate) fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
-    ForkServer::start(spec, &command(spec))
 }
 
 /// Runs the command up to its first step.

@@ -22,8 +22,7 @@ use crate::jobs::Job;
 /// Selects the interpreter.
 const PYTHON: &str = "ELASTICDL_PYTHON";
 /// A model may read much data when it is opened, or be large when it is exported.
-const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
-const EXPORT_LIMIT: Duration = Duration::from_secs(3600);
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Starts this command in an interpreter: a program and its first arguments.
 pub(crate) fn command() -> Vec<OsString> {
@@ -68,13 +67,8 @@ struct DescribeInput {
     original: JobSpec,
 }
 
-/// The process that forks this job's workers.
-pub(crate) fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
-    ForkServer::start(spec, &this_command(spec))
-}
-
 /// This command in an interpreter.
-fn this_command(spec: &JobSpec) -> Command {
+pub(crate) fn this_command(spec: &JobSpec) -> Command {
     let words = command();
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).envs(environment(spec));
@@ -93,7 +87,7 @@ pub(crate) fn describe(
     command.arg("describe");
     let input = DescribeInput { spec: spec.clone(), original: original.clone() };
     let input = serde_json::to_vec(&input).context("cannot write the job description")?;
-    let ran = fork_server::run(forks, command, &input, DESCRIBE_LIMIT).map_err(|error| {
+    let ran = fork_server::run(forks, command, &input, LIMIT).map_err(|error| {
         refuse(format!(
             "model `{}` is a Python module, but `{program}` cannot be started: {error}; set \
              {PYTHON} to an interpreter that has the elasticdl package",
@@ -176,7 +170,7 @@ fn try_export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::
         .arg(description.path())
         .arg(job.paths().output(spec))
         .envs(environment(spec));
-    let ran = fork_server::run(forks, command, &[], EXPORT_LIMIT)?;
+    let ran = fork_server::run(forks, command, &[], LIMIT)?;
     let ran = ran.context("it took longer than an hour")?;
     anyhow::ensure!(ran.how == Ended::Exit(0), "{}", ran.stderr.trim());
     Ok(ran.stdout.lines().next_back().unwrap_or_default().to_owned())

@@ -136,7 +136,7 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     checks::pin_checkpoint(&mut spec, &given)?;
     if spec.is_custom_loop() {
         check_before_script(&spec)?;
-        let forks = custom_loop::fork_server(&spec);
+        let forks = fork_server(&spec);
         let description = custom_loop::describe(&spec, forks.as_ref())?;
         description.settle(&mut spec);
         shipped::fill(&mut spec)?;
@@ -149,7 +149,7 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     shipped::fill(&mut spec)?;
     if models::is_python(&spec) {
         spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-        let forks = python::fork_server(&spec);
+        let forks = fork_server(&spec);
         let python::Described { model, spec } = python::describe(&spec, &original, forks.as_ref())?;
         return Ok(New { spec, custom_loop: None, model: Some(model), forks });
     }
@@ -222,10 +222,8 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
 
 /// The process that forks this job's workers, if they are Python.
 fn fork_server(spec: &JobSpec) -> Option<ForkServer> {
-    if spec.is_custom_loop() {
-        return custom_loop::fork_server(spec);
-    }
-    models::is_python(spec).then(|| python::fork_server(spec)).flatten()
+    let of = if spec.is_custom_loop() { custom_loop::command } else { python::this_command };
+    ForkServer::start(spec, &of(spec))
 }
 
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {

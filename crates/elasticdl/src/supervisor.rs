@@ -24,7 +24,7 @@ use crate::fork_server::ForkServer;
 use crate::jobs::{Hold, Job};
 use crate::logs;
 use crate::ui::Ui;
-use children::{ChildEvent, Children, MASTER, Programs, Reaped};
+use children::{ChildEvent, Children, MASTER, Programs, Reaped, launch_report};
 use link::Link;
 use watch::Watch;
 
@@ -198,12 +198,7 @@ impl<'a> Supervisor<'a> {
 
     fn follow(&mut self, event: ChildEvent, now: Instant) {
         match event {
-            ChildEvent::Started { instance, pid } => {
-                self.report(Report::Started { instance, pid });
-            }
-            ChildEvent::NotStarted { instance, error } => {
-                self.report(Report::NotStarted { instance, error });
-            }
+            ChildEvent::Launched(report) => self.report(report),
             ChildEvent::Ended(reaped) if reaped.instance == MASTER => {
                 self.master_ended(reaped.how, now);
                 let has_ended = matches!(self.phase, SupervisorPhase::Ending { .. });
@@ -252,12 +247,9 @@ impl<'a> Supervisor<'a> {
         match order {
             Order::Launch { .. } if matches!(self.phase, SupervisorPhase::Ending { .. }) => {}
             Order::Launch { instance, is_spare, .. } => {
-                match self.children.launch(instance, is_spare) {
-                    Ok(Some(pid)) => self.report(Report::Started { instance, pid }),
-                    Ok(None) => {}
-                    Err(error) => {
-                        self.report(Report::NotStarted { instance, error: error.to_string() });
-                    }
+                // Otherwise, an event will tell.
+                if let Some(launched) = self.children.launch(instance, is_spare).transpose() {
+                    self.report(launch_report(instance, launched));
                 }
             }
             Order::Stop { instance, grace_ms } => {

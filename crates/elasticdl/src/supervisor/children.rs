@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use edl_core::error::is_disk_full;
-use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Role, WORKER_VARIABLES};
+use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Report, Role, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::millis;
 use edl_worker::priority;
@@ -71,15 +71,8 @@ struct Starting {
 /// What a supervisor is told about its children.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChildEvent {
-    /// A child that `launch` could not start at once.
-    Started {
-        instance: InstanceId,
-        pid: u32,
-    },
-    NotStarted {
-        instance: InstanceId,
-        error: String,
-    },
+    /// Whether a child was started that `launch` could not start at once.
+    Launched(Report),
     Ended(Reaped),
 }
 
@@ -306,10 +299,8 @@ impl Children {
                 let how = KILLED;
                 return Some(ChildEvent::Ended(Reaped { instance, pid: 0, how, was_asked: true }));
             }
-            return Some(match self.spawn(instance, &mut command, normal) {
-                Ok(pid) => ChildEvent::Started { instance, pid },
-                Err(error) => ChildEvent::NotStarted { instance, error: error.to_string() },
-            });
+            let launched = self.spawn(instance, &mut command, normal);
+            return Some(ChildEvent::Launched(launch_report(instance, launched)));
         };
         self.out_of_memory.forget();
         let (pid, pidfd, ended) = forked.into_parts();
@@ -329,7 +320,7 @@ impl Children {
             };
             Change::Ended(Reaped { instance, pid, how, was_asked: false })
         });
-        Some(ChildEvent::Started { instance, pid })
+        Some(ChildEvent::Launched(Report::Started { instance, pid }))
     }
 
     /// Gives up the children that are not forked yet: the next master does not know of them.
@@ -559,6 +550,14 @@ fn to_io_error(error: anyhow::Error) -> io::Error {
     io::Error::other(format!("{error:#}"))
 }
 
+/// What the master learns about an order to start a child.
+pub(super) fn launch_report(instance: InstanceId, launched: io::Result<u32>) -> Report {
+    match launched {
+        Ok(pid) => Report::Started { instance, pid },
+        Err(error) => Report::NotStarted { instance, error: error.to_string() },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
@@ -712,7 +711,9 @@ mod tests {
 
     async fn started(children: &mut Children) -> u32 {
         let event = children.next().await;
-        let ChildEvent::Started { instance: WORKER, pid } = event else { panic!("{event:?}") };
+        let ChildEvent::Launched(Report::Started { instance: WORKER, pid }) = event else {
+            panic!("{event:?}")
+        };
         pid
     }
 
@@ -764,7 +765,10 @@ mod tests {
         // It may be asked to fork before its end is noticed.
         if children.launch(other, false).unwrap().is_none() {
             let event = children.next().await;
-            assert!(matches!(event, ChildEvent::Started { instance, .. } if instance == other));
+            let ChildEvent::Launched(Report::Started { instance, .. }) = event else {
+                panic!("{event:?}")
+            };
+            assert_eq!(instance, other);
         }
         assert_eq!(parent(children.pid(other).unwrap()), std::process::id());
         assert_eq!(children.pid(WORKER), Some(pid));
