@@ -44,6 +44,9 @@ _STDIO = 3
 _PIPE = 1 << 16
 # The memory allocator of Arrow starts its thread again in a fork.
 _RESTARTED = ("jemalloc_bg_thd",)
+# Variables that packages set when they are imported: PyTorch's compiler, which the first optimizer
+# imports, and Lightning.
+_SET_BY_IMPORTS = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
 def main() -> None:
@@ -245,7 +248,7 @@ def report_imports() -> None:
         return
     write, known, environment = _reports.pop()
     tops = {name for name in known if "." not in name}
-    if dict(os.environ) == environment:
+    if _environment() == environment:
         names = [n for n in sys.modules if n not in known and n.partition(".")[0] in tops]
         # A pipe has room for the names of all modules of PyTorch; without room, they are left out.
         os.set_blocking(write, False)
@@ -253,6 +256,11 @@ def report_imports() -> None:
         if len(data) <= _PIPE:
             os.write(write, data)
     os.close(write)
+
+
+def _environment() -> dict[str, str]:
+    """The environment, without what imports add to it."""
+    return {name: value for name, value in os.environ.items() if name not in _SET_BY_IMPORTS}
 
 
 def _become(request: dict[str, Any], fds: list[int], report: int) -> None:
@@ -263,7 +271,7 @@ def _become(request: dict[str, Any], fds: list[int], report: int) -> None:
         os.close(fd)
     os.environ.update(request["env"])
     if report >= 0:
-        _reports.append((report, set(sys.modules), dict(os.environ)))
+        _reports.append((report, set(sys.modules), _environment()))
     # Python reseeds its own generator after a fork.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -183,7 +183,15 @@ def test_a_process_with_other_threads_does_not_fork(serve, tmp_path: Path) -> No
     assert server.process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize(("change", "is_there"), [("", True), ("os.environ['X'] = '1'", False)])
+@pytest.mark.parametrize(
+    ("change", "is_there"),
+    [
+        ("", True),
+        ("os.environ['X'] = '1'", False),
+        # As PyTorch does it when the first optimizer is created.
+        ("os.environ['TORCHINDUCTOR_CACHE_DIR'] = '/nowhere'", True),
+    ],
+)
 def test_the_first_program_reports_what_else_it_imports(serve, change: str, is_there: bool) -> None:
     server = serve(
         "import os, xml, sys\n"
