@@ -83,7 +83,7 @@ def test_the_tutorials_command_learns(cluster: Cluster, strategy: str, enough: i
         f"--max_step={enough}",
         "--minibatch_size=64",
         "--num_minibatches_per_task=2",
-        "--evaluation_steps=50",
+        f"--evaluation_steps={enough}",
         "--job_name=test-mnist",
         *strategy.split(),
     )

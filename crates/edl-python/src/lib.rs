@@ -33,11 +33,11 @@ mod _elasticdl {
 #[pyfunction]
 fn main(py: Python<'_>, argv: Vec<OsString>, command: Vec<OsString>) -> u8 {
     let python = elasticdl::Python { open: model::open, settle: model::settle };
-    py.detach(|| elasticdl::main(argv, Host::python(command, python)))
+    py.detach(|| elasticdl::main(argv, Host::python(command, python, commit())))
 }
 
 /// The commit that this module was built from.
 #[pyfunction]
 fn commit() -> &'static str {
-    elasticdl::COMMIT
+    edl_commit::commit!()
 }

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use edl_core::spec::{Codec, FieldType, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
+use crate::host;
 
 pub(crate) mod operator;
 pub(crate) mod zoo;
@@ -39,11 +40,12 @@ Jobs are stored in $ELASTICDL_HOME/jobs (default: ~/.elasticdl/jobs).
 Run `elasticdl COMMAND --help` for the options of a command.
 ";
 
-const VERSION: &str =
-    concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("ELASTICDL_COMMIT"), ")");
+fn version() -> String {
+    format!("{} (commit {})", env!("CARGO_PKG_VERSION"), host::get().commit)
+}
 
 #[derive(Debug, Parser)]
-#[command(name = "elasticdl", about = ABOUT, version = VERSION, help_template = HELP)]
+#[command(name = "elasticdl", about = ABOUT, version = version(), help_template = HELP)]
 #[command(disable_help_subcommand = true, max_term_width = 110)]
 pub(crate) struct Cli {
     #[command(subcommand)]

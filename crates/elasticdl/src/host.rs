@@ -27,21 +27,23 @@ pub struct Host {
     /// Starts this command again: a program and its first arguments.
     pub(crate) command: Vec<OsString>,
     pub(crate) python: Option<Python>,
+    /// The commit that the program was built from.
+    pub(crate) commit: &'static str,
 }
 
 impl Host {
     /// The binary, which knows the built-in models alone.
     #[must_use]
-    pub fn binary() -> Self {
+    pub fn binary(commit: &'static str) -> Self {
         // Without `/proc` there is still the name it was called by.
         let program = std::env::current_exe().map_or_else(|_| "elasticdl".into(), OsString::from);
-        Self { command: vec![program], python: None }
+        Self { command: vec![program], python: None, commit }
     }
 
     /// A Python interpreter, which `command` starts again.
     #[must_use]
-    pub fn python(command: Vec<OsString>, python: Python) -> Self {
-        Self { command, python: Some(python) }
+    pub fn python(command: Vec<OsString>, python: Python, commit: &'static str) -> Self {
+        Self { command, python: Some(python), commit }
     }
 }
 
@@ -51,5 +53,5 @@ pub(crate) fn set(host: Host) {
 }
 
 pub(crate) fn get() -> &'static Host {
-    HOST.get_or_init(Host::binary)
+    HOST.get_or_init(|| Host::binary("unknown"))
 }

@@ -71,9 +71,6 @@ mod zoo;
 pub use custom_loop::{work, work_alone};
 pub use host::{Host, Python};
 
-/// The commit that this was built from.
-pub const COMMIT: &str = env!("ELASTICDL_COMMIT");
-
 /// Runs the command to its end and returns the exit code.
 pub fn main(args: Vec<OsString>, host: Host) -> u8 {
     host::set(host);

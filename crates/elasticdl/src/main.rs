@@ -4,5 +4,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(elasticdl::main(std::env::args_os().collect(), elasticdl::Host::binary()))
+    let host = elasticdl::Host::binary(edl_commit::commit!());
+    ExitCode::from(elasticdl::main(std::env::args_os().collect(), host))
 }

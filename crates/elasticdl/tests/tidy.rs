@@ -7,7 +7,8 @@ use std::process::Command;
 
 /// The crates that each crate may depend on. Processes never depend on each other; only the zoo
 /// uses the engine; the core depends on no other crate.
-const DEPENDENCIES: [(&str, &[&str]); 17] = [
+const DEPENDENCIES: [(&str, &[&str]); 18] = [
+    ("edl-commit", &[]),
     ("edl-core", &[]),
     ("edl-image", &[]),
     ("edl-page", &[]),
@@ -36,10 +37,14 @@ const DEPENDENCIES: [(&str, &[&str]); 17] = [
             "edl-tensor",
         ],
     ),
-    ("edl-python", &["edl-core", "edl-data", "edl-tensor", "edl-worker", "elasticdl"]),
+    (
+        "edl-python",
+        &["edl-commit", "edl-core", "edl-data", "edl-tensor", "edl-worker", "elasticdl"],
+    ),
     (
         "elasticdl",
         &[
+            "edl-commit",
             "edl-core",
             "edl-data",
             "edl-image",
