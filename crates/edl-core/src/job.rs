@@ -118,6 +118,8 @@ pub struct Job {
     roster: Roster,
     /// Those that are ready, as of the last change of workers or tick.
     spares: BTreeSet<WorkerId>,
+    /// Servers that are asked to exit stay for a checkpoint, also after they have reconnected.
+    keeps_servers: bool,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     /// Workers whose predictions had no room on their disks when they last tried.
@@ -158,6 +160,7 @@ impl Job {
             instances,
             roster,
             spares: BTreeSet::new(),
+            keeps_servers: false,
             trouble: None,
             without_room: BTreeSet::new(),
             checkpoints,
