@@ -34,7 +34,7 @@ mod strategy;
 mod work;
 mod worlds;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::accounting::Accounting;
@@ -124,6 +124,8 @@ pub struct Job {
     trouble: Option<Wait>,
     /// Workers whose predictions had no room on their disks when they last tried.
     without_room: BTreeSet<WorkerId>,
+    /// When there was no room for predictions of a worker the last time.
+    last_without_room: BTreeMap<WorkerId, Time>,
     checkpoints: Checkpoints,
     next_number: u64,
     losses: Losses,
@@ -163,6 +165,7 @@ impl Job {
             keeps_servers: false,
             trouble: None,
             without_room: BTreeSet::new(),
+            last_without_room: BTreeMap::new(),
             checkpoints,
             next_number: 0,
             losses: Losses::default(),
