@@ -34,7 +34,7 @@ mod strategy;
 mod work;
 mod worlds;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::accounting::Accounting;
@@ -118,10 +118,14 @@ pub struct Job {
     roster: Roster,
     /// Those that are ready, as of the last change of workers or tick.
     spares: BTreeSet<WorkerId>,
+    /// Servers that are asked to exit stay for a checkpoint, also after they have reconnected.
+    keeps_servers: bool,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     /// Workers whose predictions had no room on their disks when they last tried.
     without_room: BTreeSet<WorkerId>,
+    /// When there was no room for predictions of a worker the last time.
+    last_without_room: BTreeMap<WorkerId, Time>,
     checkpoints: Checkpoints,
     next_number: u64,
     losses: Losses,
@@ -158,8 +162,10 @@ impl Job {
             instances,
             roster,
             spares: BTreeSet::new(),
+            keeps_servers: false,
             trouble: None,
             without_room: BTreeSet::new(),
+            last_without_room: BTreeMap::new(),
             checkpoints,
             next_number: 0,
             losses: Losses::default(),

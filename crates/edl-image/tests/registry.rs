@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use edl_image::build::{self, BuildRequest, Builder};
+use edl_image::digest::Digest;
 use edl_image::image::Descriptor;
 use edl_image::reference::Reference;
 use edl_image::registry::auth::Credentials;
@@ -30,7 +31,7 @@ const HTPASSWD: &str = "ann:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHm
 struct Running {
     child: Child,
     address: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Running {
@@ -59,7 +60,17 @@ impl Running {
         });
         // Read the pipe to its end, so the registry never blocks on it.
         std::thread::spawn(move || lines.for_each(drop));
-        Some(Self { child, address: address.expect("it listens"), _folder: folder })
+        Some(Self { child, address: address.expect("it listens"), folder })
+    }
+
+    /// Changes one byte of what the registry has stored under a digest.
+    fn damage(&self, digest: &Digest) {
+        let hex = digest.hex();
+        let folder = self.folder.path().join("docker/registry/v2/blobs/sha256");
+        let path = folder.join(&hex[..2]).join(hex).join("data");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[0] ^= 1;
+        fs::write(path, bytes).unwrap();
     }
 
     fn image(&self, name: &str) -> Reference {
@@ -76,6 +87,15 @@ impl Drop for Running {
 
 /// Builds an image of a small zoo; `text` is its Dockerfile.
 fn build(folder: &Path, image: &Reference, text: &str) -> Descriptor {
+    try_build(folder, image, text, BTreeMap::new()).unwrap()
+}
+
+fn try_build(
+    folder: &Path,
+    image: &Reference,
+    text: &str,
+    args: BTreeMap<String, String>,
+) -> Result<Descriptor, build::Error> {
     fs::create_dir_all(folder.join("zoo")).unwrap();
     fs::write(folder.join("zoo/model.py"), "model").unwrap();
     fs::write(folder.join("Dockerfile"), text).unwrap();
@@ -83,14 +103,14 @@ fn build(folder: &Path, image: &Reference, text: &str) -> Descriptor {
         image: image.clone(),
         context: folder.into(),
         dockerfile: folder.join("Dockerfile"),
-        args: BTreeMap::new(),
+        args,
         builder: Builder::BuiltIn,
         program: Some(std::env::current_exe().unwrap()),
         output: None,
     };
-    request.build(&folder.join("images")).unwrap();
+    request.build(&folder.join("images"))?;
     let store = Store::open(&folder.join("images")).unwrap();
-    store.find(image).unwrap().unwrap()
+    Ok(store.find(image).unwrap().unwrap())
 }
 
 const NATIVE: &str = "FROM scratch\nCOPY .elasticdl/ /\nCOPY zoo/ /model_zoo/\nUSER 1000:1000\n";
@@ -139,6 +159,42 @@ fn an_image_is_built_on_a_base_image_from_a_registry() {
     assert_eq!(whole.config.config.user, "1000:1000");
     let pushed = build::push(&images, &image).unwrap().unwrap();
     assert_eq!(pushed.digest, built.digest);
+}
+
+/// The base image is a build argument, as `elasticdl zoo build --base_image` sets it.
+#[test]
+fn a_base_image_pinned_by_its_digest_is_that_image_or_the_build_fails() {
+    let Some(registry) = Running::start(false) else { return println!("{SKIPPED}") };
+    let dir = tempfile::tempdir().unwrap();
+    let base = registry.image("base:1");
+    let pinned = build(dir.path(), &base, NATIVE);
+    let images = dir.path().join("images");
+    build::push(&images, &base).unwrap();
+    let layers = Store::open(&images).unwrap().image(&pinned).unwrap().manifest.layers;
+    // The tag is moved to another image.
+    build(dir.path(), &base, &format!("{NATIVE}ENV MOVED=1\n"));
+    build::push(&images, &base).unwrap();
+
+    let text = "ARG BASE_IMAGE=scratch\nFROM ${BASE_IMAGE}\nCOPY zoo/model.py /second.py\n";
+    let image = registry.image("model:1");
+    let on = |digest: &Digest| {
+        // On a machine that does not have the base image.
+        let other = tempfile::tempdir().unwrap();
+        let name = format!("{}@{digest}", base.tagged());
+        let built = try_build(other.path(), &image, text, [("BASE_IMAGE".into(), name)].into())?;
+        let store = Store::open(&other.path().join("images")).unwrap();
+        Ok::<_, build::Error>(store.image(&built).unwrap())
+    };
+    let whole = on(&pinned.digest).unwrap();
+    assert_eq!(whole.manifest.layers[..layers.len()], layers);
+    assert!(!whole.config.config.env.iter().any(|variable| variable == "MOVED=1"));
+    let is_missing =
+        |error: &build::Error| matches!(error, build::Error::Registry(Error::NotFound(..)));
+    let error = on(&Digest::of(b"another image")).unwrap_err();
+    assert!(is_missing(&error), "{error}");
+    registry.damage(&layers[0].digest);
+    let error = on(&pinned.digest).unwrap_err();
+    assert!(matches!(error, build::Error::Registry(Error::Digest(..))), "{error}");
 }
 
 #[test]

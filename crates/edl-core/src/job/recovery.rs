@@ -34,6 +34,7 @@ impl Job {
             }
         }
         self.effects.push(Effect::ToPs(ps, Order::Welcome));
+        self.keep_server_again(ps);
         let outcome = self.strategy.servers_mut().connected(ps, member);
         if self.servers().is_serving() && outcome == Outcome::Nothing {
             // The order may have been lost with the previous stream.

@@ -59,6 +59,8 @@ struct Worker {
     waiting_since: Time,
     /// Under AllReduce, its address and what it holds.
     peer: Option<Peer>,
+    /// The highest step that it ever held.
+    furthest: u64,
     last_heard: Time,
     /// When it was pinged, and the ticks since; none if it was heard since.
     pinged: Option<(Time, u32)>,
@@ -94,6 +96,7 @@ impl Worker {
             waiting_for: WaitingFor::Nothing,
             waiting_since: now,
             peer: None,
+            furthest: 0,
             last_heard: now,
             pinged: None,
             is_frozen: false,
@@ -303,7 +306,10 @@ impl Roster {
         now: Time,
     ) {
         self.awaited.remove(&worker.into());
-        self.workers.insert(worker, Worker::new(incarnation, pid, now));
+        let before = self.workers.insert(worker, Worker::new(incarnation, pid, now));
+        if let Some(before) = before.filter(|before| before.incarnation == incarnation) {
+            self.edit(worker, |entry| entry.furthest = before.furthest);
+        }
     }
 
     /// Whether this is the known incarnation of the worker; if so, it is alive.
@@ -381,7 +387,11 @@ impl Roster {
         peer: Option<Peer>,
     ) {
         let capacity = capacity.max(1);
-        self.edit(worker, |w| (w.peer, w.capacity, w.held) = (peer, capacity, held));
+        let step = peer.as_ref().and_then(|peer| peer.step).unwrap_or(0);
+        self.edit(worker, |w| {
+            (w.peer, w.capacity, w.held) = (peer, capacity, held);
+            w.furthest = w.furthest.max(step);
+        });
     }
 
     /// What a worker claims to work on, once.
@@ -422,9 +432,15 @@ impl Roster {
     pub(super) fn set_step(&mut self, worker: WorkerId, step: u64) {
         let Some(entry) = self.workers.get_mut(&worker) else { return };
         entry.n_lost = 0;
+        entry.furthest = entry.furthest.max(step);
         if let Some(peer) = &mut entry.peer {
             peer.step = Some(step);
         }
+    }
+
+    /// The highest step that the process of a worker ever held; it may have gone back since.
+    pub(super) fn furthest_step(&self, worker: WorkerId) -> u64 {
+        self.workers.get(&worker).map_or(0, |entry| entry.furthest)
     }
 
     /// Keeps a worker out of worlds until `until`.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{Command, Effect, End, Job};
-use crate::id::WorkerId;
+use crate::id::{PsId, WorkerId};
 use crate::server;
 use crate::spec::JobType;
 use crate::time::Time;
@@ -38,8 +38,16 @@ impl Job {
     /// the stop may follow later than they would stay otherwise; if it does not, the next master's
     /// welcome cancels this.
     pub(super) fn keep_servers(&mut self) {
+        self.keeps_servers = true;
         let servers = self.strategy.servers().members().keys();
         self.effects.extend(servers.map(|ps| Effect::ToPs(*ps, server::Order::Drain)));
+    }
+
+    /// A server has connected: it may have missed this, and a welcome cancels it.
+    pub(super) fn keep_server_again(&mut self, ps: PsId) {
+        if self.keeps_servers {
+            self.effects.push(Effect::ToPs(ps, server::Order::Drain));
+        }
     }
 
     fn drain(&mut self, workers: Vec<WorkerId>, now: Time) {

@@ -19,6 +19,9 @@ use crate::worker::Task;
 const PENALTY: Duration = Duration::from_millis(500);
 /// A worker whose output has no room on the disk tries again after this pause.
 const DISK_PAUSE: Duration = Duration::from_secs(1);
+/// A disk may have room for some shards and not for others. That it is full is noted again only if
+/// it had room for this long.
+const DISK_QUIET: Duration = Duration::from_secs(60);
 
 impl Job {
     /// Assigns what can be assigned.
@@ -256,7 +259,9 @@ impl Job {
     ) {
         self.assignments.failed(lease, item);
         self.roster.pause(worker, now + DISK_PAUSE);
-        if self.without_room.insert(worker) {
+        self.without_room.insert(worker);
+        let last = self.last_without_room.insert(worker, now);
+        if last.is_none_or(|last| now.since(last) >= DISK_QUIET) {
             self.note_unwritten(error);
         }
         self.checkpoints.failed(error);

@@ -291,11 +291,29 @@ impl Job {
     /// other member has trained further without it, unless it had no lane.
     fn quit(&mut self, worker: WorkerId, step: u64) {
         let last = step.max(self.ledger().n_done());
+        let left_at = self.roster.furthest_step(worker);
+        if left_at > step && self.durable.last_step.is_some_and(|known| known > last) {
+            // A checkpoint was loaded since; another process of the script trains the steps again.
+            return self.replace_script(worker, left_at, step);
+        }
         self.abandon_checkpoint();
         self.steps_mut().end_at(last);
         self.set_last_step(last);
         let text = format!("the script of worker-{worker} left its loop; ending after step {last}");
         self.note(EventKind::Quit, text);
+    }
+
+    fn replace_script(&mut self, worker: WorkerId, left_at: u64, step: u64) {
+        let why = format!(
+            "the script of worker-{worker} left its loop after step {left_at} and cannot continue \
+             at step {step}; replacing it"
+        );
+        self.release_worker(worker);
+        self.abandon_checkpoint_of(worker);
+        self.roster.remove_worker(worker);
+        self.note(EventKind::WorkerLeft, why.clone());
+        self.effects.push(Effect::CloseWorker(worker, why));
+        self.replace(worker);
     }
 
     fn set_last_step(&mut self, last: u64) {

@@ -205,6 +205,27 @@ fn one_full_disk_of_several_is_reported_once() {
 }
 
 #[test]
+fn a_disk_that_has_room_for_some_shards_only_is_reported_once() {
+    let spec = JobSpec { job_type: JobType::Predict, num_workers: 2, ..spec() };
+    let mut config = config(spec, 0);
+    (config.n_records, config.n_prediction_records) = (0, 400);
+    let mut bench = Bench::started(config);
+    let n_reports = |bench: &Bench| {
+        bench.notes.iter().filter(|note| note.kind == EventKind::CheckpointFailed).count()
+    };
+    for _ in 0..4 {
+        fill_disk(&mut bench, 0);
+        bench.pass(Duration::from_secs(1), None);
+        bench.step(0);
+    }
+    assert_eq!(n_reports(&bench), 1);
+    bench.pass(Duration::from_secs(60), None);
+    bench.step(0);
+    fill_disk(&mut bench, 0);
+    assert_eq!(n_reports(&bench), 2, "after a minute with room, this is news");
+}
+
+#[test]
 fn a_predict_job_whose_output_has_no_room_says_so_and_tries_again() {
     let spec = JobSpec { job_type: JobType::Predict, num_workers: 1, ..spec() };
     let n_tries = 3 * spec.max_batch_failures;

@@ -18,6 +18,10 @@ fn stop() -> Event {
     Event::Stop { reason: "enough".into(), within: WITHIN }
 }
 
+fn hybrid() -> JobSpec {
+    JobSpec { distribution_strategy: Strategy::Hybrid, num_ps_pods: 2, ..super::members::spec() }
+}
+
 fn reason(bench: &Bench) -> Option<&str> {
     match &bench.ended {
         Some(End::Stopped(why)) => Some(why),
@@ -79,16 +83,31 @@ fn a_job_whose_processes_are_all_being_deleted_is_saved_before_they_exit() {
 
 #[test]
 fn servers_stay_for_a_checkpoint_from_the_deletion_of_the_master_on() {
-    let spec = JobSpec {
-        distribution_strategy: Strategy::Hybrid,
-        num_ps_pods: 2,
-        ..super::members::spec()
-    };
-    let mut members = Members::new(spec);
+    let mut members = Members::new(hybrid());
     members.effects.clear();
     members.handle(Event::Platform(Report::MasterDeleted));
     let stay = [0, 1].map(|id| Effect::ToPs(PsId(id), server::Order::Drain));
     assert_eq!(members.effects, stay, "and nothing stops: it may have been deleted alone");
+}
+
+#[test]
+fn a_server_that_reconnects_is_asked_again_to_stay() {
+    let deleted = || Event::Platform(Report::MasterDeleted);
+    for (event, stays) in [(None, false), (Some(stop()), true), (Some(deleted()), true)] {
+        let mut members = Members::new(hybrid());
+        event.into_iter().for_each(|event| members.handle(event));
+        members.effects.clear();
+        members.join_ps(1);
+        let orders = members.effects.iter().filter_map(|effect| match effect {
+            Effect::ToPs(ps, order @ (server::Order::Welcome | server::Order::Drain)) => {
+                Some((ps.0, order.clone()))
+            }
+            _ => None,
+        });
+        let mut expected = vec![(1, server::Order::Welcome)];
+        expected.extend(stays.then_some((1, server::Order::Drain)));
+        assert_eq!(orders.collect::<Vec<_>>(), expected);
+    }
 }
 
 #[test]
