@@ -69,7 +69,7 @@ mod usage;
 mod zoo;
 
 pub use custom_loop::{work, work_alone};
-pub use host::{Host, Python};
+pub use host::{Host, Open, Python};
 
 /// The commit that this was built from.
 pub const COMMIT: &str = env!("ELASTICDL_COMMIT");
