@@ -8,13 +8,13 @@ import gc
 import json
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from elasticdl import _elasticdl, _output, _reader, _stacks, _zoo
+from elasticdl import _elasticdl, _output, _reader, _stacks, _trial, _zoo
 from elasticdl._reader import Reader
 from elasticdl._zoo import Zoo, ZooError
 
@@ -77,6 +77,29 @@ class Hosted:
             self._readers[source] = _reader.reopen(self._zoo, self._job, source)
         return Batch(self._readers[source].columns(records.tolist()), records)
 
+    def begin_trial(self) -> None:
+        """The passes from now on only show whether the model fits its data.
+
+        They do not call the processor of predictions. An error also shows what `feed` returned.
+        """
+        self._processor = None
+        self._adapter.begin_trial(self._show)
+        for name in ("lookups", "train", "evaluate", "predict"):
+            setattr(self, name, self._with_fed(getattr(self, name)))
+
+    def _show(self, features: Any, labels: Any) -> None:
+        self._fed = "\n" + _trial.fed(features, labels)
+
+    def _with_fed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self._fed = ""
+            try:
+                return function(*args)
+            except Exception as error:
+                raise ZooError(explain(error) + self._fed) from error
+
+        return run
+
     def lookups(self, batch: Batch) -> list[np.ndarray]:
         found = self._adapter.lookups(batch)
         return [np.ascontiguousarray(ids).reshape(-1).astype(np.uint64) for ids in found]
@@ -104,13 +127,16 @@ class Hosted:
         return self._adapter.export(folder, dense, tables)
 
 
-def open_model(job_json: str) -> Hosted:
-    """Opens the model that the job description (JSON) names."""
+def open_model(job_json: str, indexes: Any = None) -> Hosted:
+    """Opens the model that the job description (JSON) names.
+
+    `indexes` is a folder that can have the index of the job's data.
+    """
     _stacks.log_when_asked()
     _output.survive_a_full_disk()
     job = json.loads(job_json)
     zoo = _load(job)
-    schema = _schema(zoo, job, job_json)
+    schema = _schema(zoo, job, job_json, indexes)
     columns, job["_raw"] = schema["fields"], schema["has_raw_records"]
     # A schedule that is not a known formula is evaluated for each step.
     job["epoch_steps"] = schema["n_steps"] // job["num_epochs"] if job["num_epochs"] else 0
@@ -164,7 +190,7 @@ def _importing() -> Iterator[None]:
         gc.enable()
 
 
-def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
+def _schema(zoo: Zoo, job: dict[str, Any], job_json: str, indexes: Any) -> dict[str, Any]:
     """Returns the schema of the job's data."""
     data = {"train": "training", "evaluate": "validation", "predict": "prediction"}
     location = job[f"{data[job['job_type']]}_data"]
@@ -172,7 +198,7 @@ def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
         flag = f"--{data[job['job_type']]}_data"
         raise ZooError(f"{flag} is missing; specify a file, folder, glob or URL")
     try:
-        schema = json.loads(_elasticdl.schema(location, job_json))
+        schema = json.loads(_elasticdl.schema(location, job_json, indexes))
     except ValueError as error:
         raise ZooError(str(error)) from None
     if zoo.custom_data_reader is not None:

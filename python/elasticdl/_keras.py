@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from keras.src.utils import module_utils
 
-from elasticdl import _keras_callbacks, _keras_swap, _metrics, _optimizers
+from elasticdl import _keras_callbacks, _keras_swap, _metrics, _optimizers, _trial
 from elasticdl._keras_feed import RECORD, Feed, NumpyFeed, TensorFlowFeed
 from elasticdl._keras_pass import ALIGNMENT, JaxPasses, Network, TensorFlowPasses, TorchPasses
 from elasticdl._mode import Mode
@@ -81,6 +81,11 @@ class KerasAdapter:
         # The last batch that was fed: a batch is first looked up and then trained.
         self._fed: tuple[Any, str, tuple[Any, Any]] | None = None
         self._looked_up: tuple[Any, list[list[np.ndarray]]] | None = None
+
+    def begin_trial(self, watch: _trial.Watch) -> None:
+        """Passes what `feed` returns to `watch` from now on; no callback is called."""
+        self._has_begun = True
+        self._feed = _trial.watched(self._feed, watch)
 
     def lookups(self, batch: Any) -> list[np.ndarray]:
         if not self._tables:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elasticdl import _metrics, _optimizers, _schedules, _torch_flat, _torch_layout
+from elasticdl import _metrics, _optimizers, _schedules, _torch_flat, _torch_layout, _trial
 from elasticdl._mode import Mode
 from elasticdl._torch_flat import Flat
 from elasticdl._torch_tables import Tables
@@ -65,6 +65,10 @@ class TorchAdapter:
                 _epoch_steps(job) if every == "epoch" else None,
             ),
         }
+
+    def begin_trial(self, watch: _trial.Watch) -> None:
+        """Passes what `feed` returns to `watch` from now on."""
+        self._feed = _trial.watched(self._feed, watch)
 
     def memory(self) -> np.ndarray | None:
         """Returns an array for all parameters, or None if the module changes them in its passes."""

@@ -171,33 +171,155 @@ def test_a_broken_module_is_refused_before_anything_starts(
     assert not cluster.job("broken").exists()
 
 
-FAILING = """
+TORCH_MODEL = """
+import os
+
 import numpy as np
 import torch
 
 def custom_model():
-    return torch.nn.Linear(784, 10)
+    return {model}
 
 def loss(labels, predictions):
-    return torch.nn.functional.cross_entropy(predictions, labels)
+    return {loss}
 
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 def feed(batch, mode, metadata):
-    {body}
+    images = batch["image"].reshape(-1, 784).astype(np.float32)
+    return {feed}
+
+def eval_metrics_fn():
+    return {{"accuracy": lambda labels, predictions: {metric}}}
 """
 
-FEEDS = {
-    "exception": ("raise RuntimeError('a bug of the user')", ["a bug of the user", "in feed"]),
-    "records": (
-        "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
-        "    return images[:-1], batch['label'][:-1]",
-        ["records", "change the number"],
+KERAS_MODEL = """
+import keras
+import tensorflow as tf
+
+def custom_model():
+    image = keras.Input((28, 28), name="image")
+    {model}
+
+def loss(labels, predictions):
+    return {loss}
+
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+
+def feed(dataset, mode, metadata):
+    kinds = [tf.io.FixedLenFeature([], kind) for kind in (tf.string, tf.int64)]
+
+    def parse(record):
+        row = tf.io.parse_single_example(record, dict(zip(["image", "label"], kinds)))
+        image = tf.reshape(tf.io.decode_raw(row["image"], tf.uint8), [28, 28])
+        return tf.cast(image, tf.float32) / 255, row["label"]
+
+    return dataset.map(parse)
+
+def eval_metrics_fn():
+    return {{"accuracy": keras.metrics.SparseCategoricalAccuracy()}}
+"""
+
+# Parts of modules that fit the images.
+TORCH_PARTS = {
+    "model": "torch.nn.Linear(784, 10)",
+    "loss": "torch.nn.functional.cross_entropy(predictions, labels)",
+    "feed": "images, batch.get('label')",
+    "metric": "predictions.argmax(1) == labels",
+}
+KERAS_PARTS = {
+    "model": "return keras.Model(image, keras.layers.Dense(10)(keras.layers.Flatten()(image)))",
+    "loss": "keras.losses.sparse_categorical_crossentropy(labels, predictions, from_logits=True)",
+}
+
+TRAINED = "cannot train the first batch of the training data: 64 records with "
+FED = "`feed` returned the features float32 [64, 784] and the labels int64 [64]"
+KERAS_FED = "`feed` returned the features float32 [64, 28, 28] and the labels int64 [64]"
+
+# What does not fit the images: the framework, its parts, and what the refusal says.
+MISFITS = {
+    "model": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"model": "torch.nn.Linear(28, 10)"},
+        [
+            TRAINED + "`image` uint8 [64, 784], `label` int64 [64]:",
+            FED,
+            "mat1 and mat2 shapes cannot be multiplied (64x784 and 28x10)",
+        ],
     ),
+    "loss": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"loss": "torch.nn.functional.mse_loss(predictions, labels.float())"},
+        [TRAINED, FED, "in loss", "The size of tensor a (10) must match"],
+    ),
+    "shape of the loss": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"loss": "predictions.mean(0)"},
+        [TRAINED, "`loss` returned values of shape [10] for 64 records"],
+    ),
+    "records": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"feed": "images[:-1], batch['label'][:-1]"},
+        [TRAINED, "`feed` returned features of 63 records for a batch of 64", "change the number"],
+    ),
+    "exception": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"feed": "images, batch['no_such_column']"},
+        [TRAINED, "in feed", "KeyError: 'no_such_column'"],
+    ),
+    "metric": (
+        (TORCH_MODEL, TORCH_PARTS),
+        {"metric": "predictions == labels"},
+        [
+            "cannot evaluate the first batch of the validation data: 64 records with `image`",
+            FED,
+            "The size of tensor a (10) must match",
+        ],
+    ),
+    "Keras model": (
+        (KERAS_MODEL, KERAS_PARTS),
+        {"model": "return keras.Sequential([keras.Input((14, 14)), keras.layers.Dense(10)])"},
+        [TRAINED, KERAS_FED, "input shape to have value 14, but received"],
+    ),
+    "Keras loss": (
+        (KERAS_MODEL, KERAS_PARTS),
+        {"loss": "keras.losses.categorical_crossentropy(labels, predictions)"},
+        [TRAINED, KERAS_FED, "in loss"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_module_that_does_not_fit_the_data_is_refused_before_anything_starts(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    (template, parts), changed, expected = MISFITS[kind]
+    (tmp_path / "misfit.py").write_text(template.format(**parts | changed))
+    more = {"num_ps_pods": 0} if kind == "loss" else {}
+    flags = job_flags("misfit", str(tmp_path / "misfit.py"), validation_data=DATA / "test", **more)
+    err = cluster.run("train", *flags, code=2).stderr
+    for words_ in expected:
+        assert words_ in err, err
+    assert err.count("Traceback (most recent call last)") <= 1, err
+    assert not cluster.job("misfit").exists()
+
+
+FAILING = (
+    TORCH_MODEL.format(**TORCH_PARTS | {"feed": "fed(images, batch)"})
+    + """
+def fed(images, batch):
+    {body}
+"""
+)
+
+# Only workers fail: these stand for records that come later than the first batch.
+FEEDS = {
+    "exception": ("raise RuntimeError('a bug of the user')", ["a bug of the user", "in fed"]),
+    "records": ("return images[:-1], batch['label'][:-1]", ["records", "change the number"]),
     "nan": (
-        "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
-        "    return images * np.float32('nan'), batch['label']",
+        "return images * np.float32('nan'), batch['label']",
         ["the loss is not finite"],
     ),
 }
@@ -211,6 +333,8 @@ def test_an_error_in_user_code_fails_the_job_once_with_its_traceback(
     cluster: Cluster, tmp_path: Path, kind: str, strategy: str
 ) -> None:
     body, expected = FEEDS[kind]
+    if kind != "nan":  # Which is no error of the module, so it is left to the job.
+        body = f"if 'ELASTICDL_WORKER_ID' in os.environ: {body}\n    return images, batch['label']"
     (tmp_path / "failing.py").write_text(FAILING.replace("{body}", body))
     more = {"num_workers": 2, "distribution_strategy": strategy}
     flags = job_flags("failing", str(tmp_path / "failing.py"), **more)
@@ -222,10 +346,9 @@ def test_an_error_in_user_code_fails_the_job_once_with_its_traceback(
 
 HANGING = FAILING.replace(
     "{body}",
-    """images = batch['image'].reshape(-1, 784).astype(np.float32)
-    import os, pathlib, ctypes
+    """import pathlib, ctypes
     mark = pathlib.Path(os.environ["HANG_ONCE"])
-    if mark.exists():
+    if "ELASTICDL_WORKER_ID" in os.environ and mark.exists():
         mark.unlink()
         # Holds the interpreter lock forever: no other Python thread of the process runs again.
         ctypes.PyDLL(None).pause()
@@ -396,19 +519,14 @@ def test_a_counting_model_counts_every_record_once_per_epoch(
     np.testing.assert_array_equal(counts, np.full(n_records, n_epochs, np.float32))
 
 
-PROCESSING = FAILING.replace(
-    "{body}",
-    """images = batch['image'].reshape(-1, 784).astype(np.float32)
-    return images, batch.get('label')
-
-def eval_metrics_fn():
-    return {"accuracy": lambda labels, predictions: predictions.argmax(1) == labels}
-
+PROCESSING = (
+    TORCH_MODEL.format(**TORCH_PARTS)
+    + """
 class PredictionOutputsProcessor:
     def process(self, predictions, worker_id):
-        import os
         with open(os.environ["PROCESSED"], "a") as file:
-            file.write(f"{worker_id} {predictions.shape[0]} {predictions.shape[1]}\\n")""",
+            file.write(f"{worker_id} {predictions.shape[0]} {predictions.shape[1]}\\n")
+"""
 )
 
 
@@ -430,3 +548,36 @@ def test_a_trained_model_is_evaluated_and_predicts(cluster: Cluster, tmp_path: P
     predicted = (cluster.job("predicted") / "output" / "predictions.jsonl").read_text().splitlines()
     assert sum(int(n) for _, n, _ in calls) == len(predicted) == 2000
     assert {int(width) for _, _, width in calls} == {10}
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "predict"])
+def test_only_the_pass_of_the_job_is_tried(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    model = tmp_path / "partly.py"
+    model.write_text(TORCH_MODEL.format(**TORCH_PARTS))
+    cluster.run("train", *job_flags("made", str(model), max_step=2))
+    flags = [
+        f"--model_def={model}",
+        f"--checkpoint_dir_for_init={cluster.job('made') / 'checkpoints'}",
+        f"--{'validation' if kind == 'evaluate' else 'prediction'}_data={DATA / 'test'}",
+        "--num_workers=1",
+        "--job_name=partly",
+    ]
+    # An error that only this pass can have, after one that it cannot have.
+    wrong = {
+        "evaluate": {"metric": "predictions == labels"},
+        "predict": {"loss": "no_loss", "metric": "no_metric"},
+    }
+    text = TORCH_MODEL.format(**TORCH_PARTS | wrong[kind])
+    if kind == "predict":
+        model.write_text(text)
+        cluster.run("predict", *flags)
+        text = text.replace("return images", "return images[:, :-1]")
+    model.write_text(text)
+    flags[-1] = "--job_name=refused"
+    err = cluster.run(kind, *flags, code=2).stderr
+    place = {
+        "evaluate": "cannot evaluate the first batch of the validation data: 64 records with ",
+        "predict": "cannot predict the first batch of the prediction data: 64 records with ",
+    }
+    assert place[kind] in err, err
+    assert not cluster.job("refused").exists()

@@ -6,6 +6,7 @@
 //! The gradient stays where the framework wrote it.
 
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
@@ -41,12 +42,14 @@ pub(crate) struct PyModel {
     spec: ModelSpec,
 }
 
-/// Opens the model that the job names. An error contains the user's traceback.
-pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
+/// Opens the model that the job names; `indexes` is a folder that can have the index of its data.
+/// An error contains the user's traceback.
+pub(crate) fn open(spec: &JobSpec, indexes: Option<&Path>) -> Result<Box<dyn Model>, String> {
     let job = serde_json::to_string(spec).map_err(|error| error.to_string())?;
     thread_state::keep();
     Python::attach(|py| {
-        let opened = py.import(HOST).and_then(|host| host.call_method1("open_model", (job,)));
+        let opened =
+            py.import(HOST).and_then(|host| host.call_method1("open_model", (job, indexes)));
         let adapter = opened.map_err(|error| explain(py, &error))?;
         let model = PyModel::new(&adapter).map_err(|error| explain(py, &error))?;
         Ok(Box::new(model) as Box<dyn Model>)
@@ -268,6 +271,11 @@ impl Model for PyModel {
 
     fn pieces<'a>(&'a self, _gradient: &'a Gradient) -> Vec<&'a [f32]> {
         self.pieces.iter().map(Numbers::get).collect()
+    }
+
+    fn begin_trial(&mut self) {
+        // Without it, only the effects of callbacks would be more than those of a worker.
+        let _ = attached(|py| self.adapter.bind(py).call_method0("begin_trial").map(drop));
     }
 
     fn memory(&self) -> Box<dyn Memory> {

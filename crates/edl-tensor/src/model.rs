@@ -73,6 +73,10 @@ pub trait Model: Send {
     /// The model's output, one row of numbers per record.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error>;
 
+    /// The passes from now on only show whether the model fits its data. They call no user code that
+    /// is for other effects than the result of a pass, such as callbacks.
+    fn begin_trial(&mut self) {}
+
     /// The number of steps before the next pass, and whether this worker leads the others, for a
     /// model that shows them to its user. Workers of AllReduce say so before each pass and before
     /// `finish`.

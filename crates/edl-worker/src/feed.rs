@@ -154,7 +154,7 @@ impl Feeder {
 }
 
 impl Source {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Training => "training",
             Self::Validation => "validation",

@@ -30,6 +30,7 @@ mod servers;
 mod session;
 mod spending;
 mod train;
+mod trial;
 
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ pub use allreduce::train_alone;
 pub(crate) use edl_core::error::chain;
 pub use notice::time_left;
 pub use session::Error;
+pub use trial::{Misfit, try_first_batches};
 
 /// What a worker needs at its start; the rest comes from the master.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::LeaseId;
-use edl_tensor::model::{Inputs, Model};
+use edl_tensor::model::{Inputs, Model, Predictions};
 use serde::Serialize;
 
 /// The part file of a shard in progress.
@@ -55,10 +55,8 @@ impl Prediction {
     /// Adds one minibatch.
     pub(crate) fn add(&mut self, model: &mut dyn Model, inputs: Inputs<'_>) -> Result<(), Error> {
         let predictions = model.predict(inputs)?;
-        let (width, n_records) = (predictions.width, inputs.batch.len());
-        if predictions.values.len() != width * n_records {
-            return Err(Error::Shape { values: predictions.values.len(), width, n_records });
-        }
+        check(&predictions, inputs.batch.len())?;
+        let width = predictions.width;
         for (row, record) in inputs.batch.records.iter().enumerate() {
             let output = &predictions.values[row * width..(row + 1) * width];
             let write = serde_json::to_writer(&mut self.out, &Line { record: *record, output })
@@ -82,6 +80,15 @@ impl Prediction {
     fn error(&self, source: io::Error) -> Error {
         Error::Write { path: self.path.clone(), source }
     }
+}
+
+/// Refuses an output that is not one row of numbers per record.
+pub(crate) fn check(predictions: &Predictions, n_records: usize) -> Result<(), Error> {
+    let (values, width) = (predictions.values.len(), predictions.width);
+    if values == width * n_records {
+        return Ok(());
+    }
+    Err(Error::Shape { values, width, n_records })
 }
 
 impl Drop for Prediction {

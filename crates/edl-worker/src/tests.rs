@@ -3,7 +3,7 @@
 
 mod master;
 mod member;
-mod toy;
+pub(crate) mod toy;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -45,11 +45,7 @@ impl Lookups {
         rows: &mut Vec<Vec<f32>>,
     ) -> Result<(), Error> {
         let looked_up = model.lookups(batch)?;
-        if looked_up.len() != dims.len() {
-            let (named, tables) = (looked_up.len(), dims.len());
-            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
-            return Err(Error::Other(problem));
-        }
+        check_lookups(&looked_up, dims.len())?;
         self.0.resize_with(dims.len(), Unique::new);
         ids.resize_with(dims.len(), Vec::new);
         rows.resize_with(dims.len(), Vec::new);
@@ -199,14 +195,8 @@ impl Trainer {
 
     /// The gradient with those of equal ids added up.
     fn sum(&mut self, lookups: &Lookups) -> Result<Gradient, Error> {
+        check_gradient(&self.gradient, (self.dense_len, &self.rows))?;
         let Gradient { dense, rows } = &mut self.gradient;
-        let rows_fit = rows.len() == self.rows.len()
-            && rows.iter().zip(&self.rows).all(|(grads, rows)| grads.len() == rows.len());
-        if dense.len() != self.dense_len || !rows_fit {
-            return Err(Error::Other(
-                "the shape of the model's gradient differs from that of its parameters".into(),
-            ));
-        }
         let mut sums = self.spares.rows.take();
         sums.resize_with(self.dims.len(), Vec::new);
         for (table, dim) in self.dims.iter().enumerate() {
@@ -227,4 +217,30 @@ impl Trainer {
         self.spares.dense.give(push.gradient.dense);
         self.spares.rows.give(push.gradient.rows);
     }
+}
+
+/// A model looks up ids in each of its tables.
+pub(crate) fn check_lookups(lookups: &[Vec<u64>], n_tables: usize) -> Result<(), Error> {
+    if lookups.len() == n_tables {
+        return Ok(());
+    }
+    let named = lookups.len();
+    Err(Error::Other(format!("the model looks up IDs in {named} tables but has {n_tables}")))
+}
+
+/// A gradient has one number for each parameter.
+pub(crate) fn check_gradient(
+    gradient: &Gradient,
+    (dense_len, rows): (usize, &[Vec<f32>]),
+) -> Result<(), Error> {
+    let lens = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
+    if gradient.dense.len() == dense_len && lens(&gradient.rows) == lens(rows) {
+        return Ok(());
+    }
+    Err(other_shape())
+}
+
+/// Of a gradient that does not fit its parameters.
+pub(crate) fn other_shape() -> Error {
+    Error::Other("the shape of the model's gradient differs from that of its parameters".into())
 }

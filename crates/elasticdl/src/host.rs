@@ -4,6 +4,7 @@
 //! Like the environment, it belongs to the whole process; `main` sets it once.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use edl_core::spec::JobSpec;
@@ -11,11 +12,14 @@ use edl_tensor::model::Model;
 
 static HOST: OnceLock<Host> = OnceLock::new();
 
+/// Opens the model of a job. The folder can have the index of the job's data.
+pub type Open = fn(&JobSpec, Option<&Path>) -> Result<Box<dyn Model>, String>;
+
 /// What only an interpreter can do.
 #[derive(Clone, Copy, Debug)]
 pub struct Python {
-    /// Opens a model that is written in Python.
-    pub open: fn(&JobSpec) -> Result<Box<dyn Model>, String>,
+    /// For models that are written in Python.
+    pub open: Open,
     /// Finds the records of a custom data reader. The second job is as the user described it, with
     /// unchanged paths.
     pub settle: fn(&JobSpec, &JobSpec) -> Result<JobSpec, String>,

@@ -69,7 +69,7 @@ mod usage;
 mod zoo;
 
 pub use custom_loop::{work, work_alone};
-pub use host::{Host, Python};
+pub use host::{Host, Open, Python};
 
 /// Runs the command to its end and returns the exit code.
 pub fn main(args: Vec<OsString>, host: Host) -> u8 {

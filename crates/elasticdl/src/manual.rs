@@ -92,7 +92,8 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<Exit> {
     note_differences(spec.as_ref(), &args.job.0)?;
     start_log(&args.join, spec.as_ref());
     processes::run(args.join.supervised, async |shutdown| {
-        membership.worker(WorkerId(args.worker_id), processes::open_model(), shutdown).await
+        let open = processes::open_model(&membership.job_dir);
+        membership.worker(WorkerId(args.worker_id), open, shutdown).await
     })
 }
 

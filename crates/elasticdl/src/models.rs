@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which engine a job's model needs: the built-in one, or Python.
 
+use std::path::Path;
+
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_tensor::model::Model;
@@ -27,13 +29,13 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
     Ok(model.spec().clone())
 }
 
-/// The job's model, in this process.
-pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
+/// The job's model, in this process. The folder `indexes` can have the index of the job's data.
+pub(crate) fn open(spec: &JobSpec, indexes: Option<&Path>) -> Result<Box<dyn Model>, String> {
     if !is_python(spec) {
         return edl_zoo::open(spec).map_err(|error| error.to_string());
     }
     match host::get().python {
-        Some(python) => (python.open)(spec),
+        Some(python) => (python.open)(spec, indexes),
         None => Err(format!(
             "model `{}` is a Python module; start this worker with `python -m elasticdl worker`",
             spec.model_def

@@ -96,7 +96,8 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
             if pod.spec.is_custom_loop() {
                 return become_loop(&pod, id);
             }
-            worker(pod, WorkerId(id), processes::open_model())
+            let open = processes::open_model(&pod.job_dir);
+            worker(pod, WorkerId(id), open)
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::End;
+use edl_core::job_dir::JobDir;
 use edl_core::platform::ChaosAction;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
@@ -133,9 +134,10 @@ impl Membership {
     }
 }
 
-/// Opens the job's model on the thread that computes.
-pub(crate) fn open_model() -> OpenModel {
-    Box::new(crate::models::open)
+/// Opens the model of the job in `job_dir` on the thread that computes.
+pub(crate) fn open_model(job_dir: &Path) -> OpenModel {
+    let indexes = JobDir::new(job_dir).indexes();
+    Box::new(move |spec| crate::models::open(spec, Some(&indexes)))
 }
 
 /// Runs a process until it ends or a signal, or the end of its supervisor, cancels the token.

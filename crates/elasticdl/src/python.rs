@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io::{Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,12 +12,14 @@ use anyhow::Context as _;
 use edl_core::model::ModelSpec;
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
+use edl_data::{Dataset, OpenOptions};
 
 use crate::console::eprint;
 use crate::exit::{Exit, refuse};
 use crate::fork_server::{self, Finished, ForkServer};
 use crate::host;
 use crate::jobs::Job;
+use crate::shipped;
 
 /// Selects the interpreter.
 const PYTHON: &str = "ELASTICDL_PYTHON";
@@ -110,12 +112,16 @@ pub(crate) fn describe(
     }
     let stderr = stderr.trim();
     if how == Ended::Exit(i32::from(Exit::BadInput.code())) {
-        return Err(refuse(stderr.strip_prefix("error: ").unwrap_or(stderr).to_owned()));
+        // Before it, there can be warnings of the user's packages.
+        let (warnings, error) = stderr.split_once("\nerror: ").unwrap_or(("", stderr));
+        warnings.lines().for_each(eprint);
+        return Err(refuse(error.strip_prefix("error: ").unwrap_or(error).to_owned()));
     }
     anyhow::bail!("cannot open the model ({how}): {stderr}")
 }
 
-/// Prints the description of the model of the job on standard input.
+/// Prints the description of the model of the job on standard input. A model that cannot take the
+/// first batch of its data is refused.
 pub(crate) fn print_description(out: &mut dyn std::io::Write) -> anyhow::Result<Exit> {
     let DescribeInput { spec, original } = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| refuse(format!("expected a job description in JSON: {error}")))?;
@@ -123,10 +129,28 @@ pub(crate) fn print_description(out: &mut dyn std::io::Write) -> anyhow::Result<
         Some(python) => (python.settle)(&spec, &original).map_err(refuse)?,
         None => spec,
     };
-    let model = crate::models::open(&spec).map_err(refuse)?;
+    // The model reads the schema of the data, and the trial its first batch.
+    let indexes = tempfile::tempdir()?;
+    save_index(&spec, indexes.path());
+    let mut model = crate::models::open(&spec, Some(indexes.path())).map_err(refuse)?;
+    edl_worker::try_first_batches(&spec, &mut *model, indexes.path()).map_err(|misfit| {
+        let name = &spec.model_def;
+        let separator = if misfit.cause.contains('\n') { "\n" } else { " " };
+        refuse(format!("model `{name}` {misfit}:{separator}{}", misfit.cause))
+    })?;
     let described = Described { model: model.spec().clone(), spec };
     writeln!(out, "{}", serde_json::to_string(&described)?)?;
     Ok(Exit::Ok)
+}
+
+/// Indexes the data that the job goes through. Data that cannot be opened is reported by the model.
+fn save_index(spec: &JobSpec, indexes: &Path) {
+    let (_, location) = shipped::data_of(spec);
+    let options = OpenOptions { codec: spec.codec_type, params: spec.data_reader_params.clone() };
+    if let Ok(data) = Dataset::open(location, &options) {
+        // Without it, the data is indexed again.
+        let _ = data.save_index(indexes);
+    }
 }
 
 /// Continues this command in an interpreter that replaces this process. The file of `--config` may

@@ -20,6 +20,7 @@ use twox_hash::XxHash3_64;
 
 use super::tables::{FirstRows, Tables};
 use crate::feed::Decoded;
+use crate::train::other_shape;
 
 /// The probe of a lane whose loss or gradient is not finite.
 const NONFINITE_PROBE: u64 = 1;
@@ -314,9 +315,7 @@ impl Lanes {
         let rows_fit = lens(&self.gradient.rows) == lens(rows);
         let n_numbers: usize = self.pieces().iter().map(|piece| piece.len()).sum();
         if n_numbers != dense.len() || !rows_fit {
-            return Err(Error::Other(
-                "the shape of the model's gradient differs from that of its parameters".into(),
-            ));
+            return Err(other_shape());
         }
         if !outcome.loss.is_finite() {
             return Err(Error::NonFinite("loss"));

@@ -98,7 +98,7 @@ impl Model for ToyModel {
     }
 }
 
-pub(super) struct ToyRecords(pub(super) u64);
+pub(crate) struct ToyRecords(pub(crate) u64);
 
 impl Records for ToyRecords {
     fn n_records(&self) -> u64 {

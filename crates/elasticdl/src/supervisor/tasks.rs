@@ -74,7 +74,8 @@ impl Task {
         };
         let (worker, stop) = (WorkerId(instance.id), self.stop.clone());
         Ok(async move {
-            let ended = membership.worker(worker, processes::open_model(), stop).await;
+            let open = processes::open_model(&membership.job_dir);
+            let ended = membership.worker(worker, open, stop).await;
             if let Err(error) = &ended {
                 tracing::error!("{error}");
             }
