@@ -168,12 +168,15 @@ class Accelerator(accelerate.Accelerator):
         if self.is_main_process:
             super().init_trackers(*args, **kwargs)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self.job is not None:
+            # A loop that counts its steps itself starts at 0 in a new worker.
+            self.job.log_from_trainer(values)
         if not self.is_main_process:
             return
         if not self.trackers and self._tracking is not None:
             super().init_trackers(*self._tracking[0], **self._tracking[1])
-        super().log(*args, **kwargs)
+        super().log(values, *args, **kwargs)
 
     def get_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         state = super().get_state_dict(*args, **kwargs)
