@@ -14,8 +14,11 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from elasticdl import _tracking
 
 # What other workers do not find in the files of the leader after so many steps is missing.
 _DELAY_STEPS = 2
@@ -26,8 +29,11 @@ _MAX_NAMES = 200
 class Log:
     """What this worker logs; `folder` has the files of all workers."""
 
-    def __init__(self, folder: Path, worker_id: int) -> None:
+    def __init__(
+        self, folder: Path, worker_id: int, on_write: Callable[[], None] = lambda: None
+    ) -> None:
         self._path = folder / f"worker-{worker_id}.jsonl"
+        self._on_write = on_write
         self._names: set[str] = set()
         # What the leader should have written, by the step of the job: metrics with their steps,
         # which trainers of other libraries count themselves.
@@ -92,6 +98,8 @@ class Log:
                 os.close(file)
         except OSError as error:
             warnings.warn(f"cannot log metrics: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            self._on_write()
 
     def _find(self) -> None:
         """Reads what all workers have written since."""
@@ -139,6 +147,15 @@ class Logging:
     """The part of `Job` that logs."""
 
     _log: Log | None = None
+    _config: dict[str, Any] | None = None
+
+    def log_config(self, config: dict[str, Any]) -> None:
+        """Adds hyper-parameters to the run of W&B or MLflow (`--track`), before the first metric.
+
+        Numbers, texts and lists of them are kept. The options of the job and of its optimizer are
+        there without it.
+        """
+        self._config = {**(self._config or {}), **_tracking.plain(config)}
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Logs metrics by name, with the step of the job: `job.log({"accuracy": 0.9})`.
@@ -177,7 +194,19 @@ class Logging:
         if folder is None:
             return False
         if self._log is None:
-            self._log = Log(folder / "logged", self.worker_id)
+            self._log = self._open_log(folder / "logged")
         is_after_step = self._turn is None or self._own.is_step
         self._log.add(self.step, metrics, self.is_leader, is_after_step, own_step)
         return True
+
+    def _open_log(self, folder: Path) -> Log:
+        if _tracking.service() is None:
+            return Log(folder, self.worker_id)
+        tracker = _tracking.Tracker(folder, lambda: self._is_over)
+        return Log(folder, self.worker_id, lambda: tracker.start(self._hyper_parameters()))
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        """What is known of the optimizer, and what the script has added."""
+        known = {"optimizer": type(self._optimizer).__name__} if self._optimizer else {}
+        known |= _tracking.plain(getattr(self._optimizer, "defaults", {}))
+        return {**known, **(self._config or {})}

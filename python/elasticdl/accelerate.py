@@ -163,10 +163,14 @@ class Accelerator(accelerate.Accelerator):
 
     on_local_main_process = on_main_process
 
-    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        self._tracking = args, kwargs
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self._tracking = (project_name, config, *args), kwargs
+        if self.job is not None:
+            self.job.log_config(config or {})
         if self.is_main_process:
-            super().init_trackers(*args, **kwargs)
+            super().init_trackers(project_name, config, *args, **kwargs)
 
     def log(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         if self.job is not None:

@@ -85,6 +85,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._trainer = trainer
         trainer.fit_loop.epoch_loop.run = self._run_epoch
         self._follow_logs()
+        self.job.log_config(dict(self.lightning_module.hparams))
         self._lead()
 
     def process_dataloader(self, dataloader: Any) -> Any:

@@ -145,6 +145,7 @@ class ElasticMixin:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.job.attach(self._trained, optimizer, **state)
         self._trained.settle()
+        self.job.log_config(self.args.to_sanitized_dict())
         self._feed = train_dataloader.open()
         return prepared
 
