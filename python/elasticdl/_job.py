@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from elasticdl import _output, _records, _stacks
+from elasticdl import _output, _records, _stacks, _tracking
 from elasticdl._best import Best
 from elasticdl._evaluate import Evaluating
 from elasticdl._first_step import Alone, Description
@@ -110,6 +110,8 @@ def init(
         job._watch()
     else:
         job = Job(lambda job: Alone(job, _Worker))
+    if not is_alone():
+        _tracking.check()
     _records.reseed(0)
     job.attach(model, optimizer, lr_schedule, schedule_every, **state)
     return job

@@ -14,8 +14,11 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from elasticdl import _tracking
 
 # What other workers do not find in the files of the leader after so many steps is missing.
 _DELAY_STEPS = 2
@@ -26,42 +29,60 @@ _MAX_NAMES = 200
 class Log:
     """What this worker logs; `folder` has the files of all workers."""
 
-    def __init__(self, folder: Path, worker_id: int) -> None:
+    def __init__(
+        self, folder: Path, worker_id: int, on_write: Callable[[], None] = lambda: None
+    ) -> None:
         self._path = folder / f"worker-{worker_id}.jsonl"
+        self._on_write = on_write
         self._names: set[str] = set()
-        # What the leader should have written: the metrics of each step.
-        self._pending: dict[int, dict[str, float | None]] = {}
+        # What the leader should have written, by the step of the job: metrics with their steps,
+        # which trainers of other libraries count themselves.
+        self._pending: dict[int, dict[int, dict[str, float | None]]] = {}
         # The steps and names in the files, as far as they were read.
         self._known: set[tuple[int, str]] = set()
         self._read: dict[Path, int] = {}
 
-    def add(self, step: int, metrics: dict[str, Any], leads: bool, is_after_step: bool) -> None:
-        """Logs metrics of a step. After the step, the leader may be lost and the step is not
-        repeated, so other workers remember them.
+    def add(
+        self,
+        step: int,
+        metrics: dict[str, Any],
+        leads: bool,
+        is_after_step: bool,
+        own_step: int | None = None,
+    ) -> None:
+        """Logs metrics of a step, which can be shown with another number. After the step, the
+        leader may be lost and the step is not repeated, so other workers remember them.
         """
         numbers = check(metrics)
-        self._names |= numbers.keys()
-        if len(self._names) > _MAX_NAMES:
+        if not numbers:
+            return
+        names = self._names | numbers.keys()
+        if len(names) > _MAX_NAMES:
             raise ValueError(
                 f"more than {_MAX_NAMES} different metrics were logged; use fixed names, without "
                 "the number of a step"
             )
+        self._names = names
+        shown = step if own_step is None else own_step
         if leads:
-            self._write(step, numbers)
+            self._write(shown, numbers)
         elif is_after_step:
-            self._pending.setdefault(step, {}).update(numbers)
+            self._pending.setdefault(step, {}).setdefault(shown, {}).update(numbers)
 
     def at(self, step: int, leads: bool) -> None:
         """This worker is at a step of the job."""
         due = [at for at in self._pending if leads and at < step or at + _DELAY_STEPS <= step]
         for at in due:
-            metrics = self._pending.pop(at)
+            logged = self._pending.pop(at)
             if step > at + _DELAY_STEPS:
                 continue  # It has not trained the steps in between: that was only a check.
             self._find()
-            missing = {name: metrics[name] for name in metrics if (at, name) not in self._known}
-            if missing:
-                self._write(at, missing)
+            for shown, metrics in logged.items():
+                missing = {
+                    name: metrics[name] for name in metrics if (shown, name) not in self._known
+                }
+                if missing:
+                    self._write(shown, missing)
 
     def _write(self, step: int, metrics: dict[str, float | None]) -> None:
         line = json.dumps({"step": step, "at_secs": time.time(), "metrics": metrics})
@@ -77,6 +98,8 @@ class Log:
                 os.close(file)
         except OSError as error:
             warnings.warn(f"cannot log metrics: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            self._on_write()
 
     def _find(self) -> None:
         """Reads what all workers have written since."""
@@ -110,10 +133,29 @@ def check(metrics: dict[str, Any]) -> dict[str, float | None]:
     return numbers
 
 
+def numbers_of(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metrics that are numbers, of what a library logs."""
+    found = {}
+    for name, value in metrics.items():
+        with contextlib.suppress(TypeError, ValueError):
+            if not isinstance(value, str):
+                found |= {name: value for name in check({name: value})}
+    return found
+
+
 class Logging:
     """The part of `Job` that logs."""
 
     _log: Log | None = None
+    _config: dict[str, Any] | None = None
+
+    def log_config(self, config: dict[str, Any]) -> None:
+        """Adds hyper-parameters to the run of W&B or MLflow (`--track`), before the first metric.
+
+        Numbers, texts and lists of them are kept. The options of the job and of its optimizer are
+        there without it.
+        """
+        self._config = {**(self._config or {}), **_tracking.plain(config)}
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Logs metrics by name, with the step of the job: `job.log({"accuracy": 0.9})`.
@@ -122,14 +164,9 @@ class Logging:
         metric has one value per step; the first one counts. `elasticdl status`, the job's page and
         TensorBoard show them. Without a job, they are printed.
         """
-        from elasticdl._job import is_alone, job_folder
+        from elasticdl._job import is_alone
 
-        folder = job_folder()
-        if folder is not None:
-            if self._log is None:
-                self._log = Log(folder / "logged", self.worker_id)
-            is_after_step = self._turn is None or self._own.is_step
-            self._log.add(self.step, metrics, self.is_leader, is_after_step)
+        if self._add(metrics):
             return
         numbers = check(metrics)
         if is_alone():
@@ -138,3 +175,38 @@ class Logging:
                 for name, value in numbers.items()
             ]
             print(f"step {self.step}: {', '.join(shown)}", flush=True)
+
+    def log_from_trainer(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Logs what the trainer of another library logs, with its own step.
+
+        It never fails the job: what is not a number is left out.
+        """
+        try:
+            self._add(numbers_of(metrics), step)
+        except ValueError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+
+    def _add(self, metrics: dict[str, Any], own_step: int | None = None) -> bool:
+        """Logs in a job; returns whether this is one."""
+        from elasticdl._job import job_folder
+
+        folder = job_folder()
+        if folder is None:
+            return False
+        if self._log is None:
+            self._log = self._open_log(folder / "logged")
+        is_after_step = self._turn is None or self._own.is_step
+        self._log.add(self.step, metrics, self.is_leader, is_after_step, own_step)
+        return True
+
+    def _open_log(self, folder: Path) -> Log:
+        if _tracking.service() is None:
+            return Log(folder, self.worker_id)
+        tracker = _tracking.Tracker(folder, lambda: self._is_over)
+        return Log(folder, self.worker_id, lambda: tracker.start(self._hyper_parameters()))
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        """What is known of the optimizer, and what the script has added."""
+        known = {"optimizer": type(self._optimizer).__name__} if self._optimizer else {}
+        known |= _tracking.plain(getattr(self._optimizer, "defaults", {}))
+        return {**known, **(self._config or {})}

@@ -163,17 +163,24 @@ class Accelerator(accelerate.Accelerator):
 
     on_local_main_process = on_main_process
 
-    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        self._tracking = args, kwargs
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self._tracking = (project_name, config, *args), kwargs
+        if self.job is not None:
+            self.job.log_config(config or {})
         if self.is_main_process:
-            super().init_trackers(*args, **kwargs)
+            super().init_trackers(project_name, config, *args, **kwargs)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self.job is not None:
+            # A loop that counts its steps itself starts at 0 in a new worker.
+            self.job.log_from_trainer(values)
         if not self.is_main_process:
             return
         if not self.trackers and self._tracking is not None:
             super().init_trackers(*self._tracking[0], **self._tracking[1])
-        super().log(*args, **kwargs)
+        super().log(values, *args, **kwargs)
 
     def get_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         state = super().get_state_dict(*args, **kwargs)

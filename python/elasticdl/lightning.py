@@ -84,6 +84,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         _check(trainer, self.lightning_module)
         self._trainer = trainer
         trainer.fit_loop.epoch_loop.run = self._run_epoch
+        self._follow_logs()
+        self.job.log_config(dict(self.lightning_module.hparams))
         self._lead()
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -205,6 +207,33 @@ class ElasticStrategy(SingleDeviceStrategy):
     def is_global_zero(self) -> bool:
         return self.job is None or (self.job.is_leader and not _trainers.is_described())
 
+    def _follow_logs(self) -> None:
+        """Also logs with the job what the trainer logs, in every worker.
+
+        Its first logger gets everything: `self.log`, and what is passed to `self.logger`. Without a
+        logger, the trainer logs nothing, but still decides when it would.
+        """
+        trainer, job = self._trainer, self.job
+        logger = trainer.logger
+        if logger is not None:
+            log = logger.log_metrics
+
+            def log_metrics(metrics: Any, step: int | None = None, *args: Any, **kw: Any) -> None:
+                job.log_from_trainer(metrics, _step_of_logs(trainer) if step is None else step)
+                log(metrics, step, *args, **kw)
+
+            logger.log_metrics = log_metrics
+            return
+
+        def log_without(metrics: Any, step: int | None = None) -> None:
+            shown = {"epoch": trainer.current_epoch, **metrics} if metrics else {}
+            own_step = shown.pop("step", None)
+            if step is None:
+                step = _step_of_logs(trainer) if own_step is None else int(own_step)
+            job.log_from_trainer(shown, step)
+
+        trainer._logger_connector.log_metrics = log_without
+
     def _lead(self) -> None:
         """Tells Lightning whether this worker prints and logs."""
         rank_zero_only.rank = 0 if self.is_global_zero else 1
@@ -278,6 +307,11 @@ class _Progress(Progress):
             kept = state["callbacks"].get(callback.state_key)
             if kept is not None:
                 _load_state(callback, kept)
+
+
+def _step_of_logs(trainer: Trainer) -> int:
+    """The step with which a trainer logs: optimizer steps before this batch."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def _load_state(callback: Any, state: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ import torch
 
 try:
     from transformers import Trainer, TrainerCallback
+    from transformers.integrations import rewrite_logs
     from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:
     if error.name != "transformers":
@@ -144,6 +145,7 @@ class ElasticMixin:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.job.attach(self._trained, optimizer, **state)
         self._trained.settle()
+        self.job.log_config(self.args.to_sanitized_dict())
         self._feed = train_dataloader.open()
         return prepared
 
@@ -373,7 +375,7 @@ class _Progress(Progress):
 
 
 class _Place(TrainerCallback):
-    """Tells the other callbacks where the job is, and whether this worker leads."""
+    """Tells the other callbacks where the job is, and whether this worker leads; logs."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -388,6 +390,11 @@ class _Place(TrainerCallback):
         state.epoch = state.global_step / trainer.job.steps_per_epoch
         if _trainers.is_described():
             trainer._feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+
+    def on_log(self, _args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+        logged = {name: value for name, value in logs.items() if name != "total_flos"}
+        # With the names that TensorBoard, W&B and others get.
+        self._trainer.job.log_from_trainer(rewrite_logs(logged), state.global_step)
 
 
 def _check_arguments(args: Any) -> None:

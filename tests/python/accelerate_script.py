@@ -93,7 +93,8 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
         if accelerator.sync_gradients and "ELASTICDL_DESCRIBE" not in os.environ:
             with torch.no_grad():
                 torch.rand(len([model(x) for x, _ in evaluated]))
-            faults.between(accelerator.job.step)
+            faults.between(accelerator.job.step, accelerator.is_main_process)
+            accelerator.log({"loss": loss, "note": "not a number"}, step=-1)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(folder / "state"))
     accelerator.print(f"ended after {accelerator.job.step} steps")

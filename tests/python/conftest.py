@@ -77,6 +77,18 @@ class Cluster:
         path = self.job(name) / "status.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
+    def logged(self, name: str) -> dict[str, list[int]]:
+        """The steps of each metric that was logged; none has two values at a step."""
+        lines = map(json.loads, (self.job(name) / "metrics.jsonl").read_text().splitlines())
+        steps: dict[str, list[int]] = {}
+        for line in lines:
+            for metric in line["metrics"] if line["kind"] == "logged" else ():
+                steps.setdefault(metric, []).append(line["version"])
+        assert all(len(set(found)) == len(found) for found in steps.values()), steps
+        shown = {metric["name"]: metric["step"] for metric in self.status(name)["logged"]}
+        assert shown == {metric: found[-1] for metric, found in steps.items()}
+        return {metric: sorted(found) for metric, found in steps.items()}
+
     def wait(self, what: str, look: Callable[[], object]) -> object:
         """Waits until `look` returns something."""
         end = time.monotonic() + LIMIT

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
@@ -84,7 +85,7 @@ class Seen(Callback):
     def on_train_batch_end(self, trainer, *_) -> None:
         self.seen.append(f"step {trainer.current_epoch} {trainer.global_step}")
         if self._faults is not None:
-            self._faults.between(trainer.global_step)
+            self._faults.between(trainer.global_step, trainer.is_global_zero)
 
     def on_validation_epoch_end(self, trainer, *_) -> None:
         if not trainer.sanity_checking:
@@ -138,16 +139,21 @@ def precision_options(precision: str) -> dict:
 
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     is_first = "ELASTICDL_DESCRIBE" in os.environ
+    is_logging = "LOGGER" in os.environ
     seen = Seen(None if is_first else Faults(folder, n_workers, kills))
     best = ModelCheckpoint(folder / "best", monitor="val_loss")
     module = Classifier()
+    callbacks = [seen, best, EarlyStopping("val_loss", patience=5)]
+    # It logs with the loggers of the trainer.
+    callbacks += [LearningRateMonitor()] if is_logging else []
     trainer = Trainer(
         strategy="elasticdl",
         accelerator="cpu",
         max_epochs=EPOCHS,
         gradient_clip_val=0.5,
-        callbacks=[seen, best, EarlyStopping("val_loss", patience=5)],
-        logger=False,
+        callbacks=callbacks,
+        logger=CSVLogger(folder, "", "") if is_logging else False,
+        log_every_n_steps=2,
         enable_progress_bar=False,
         default_root_dir=folder,
         **precision_options(os.environ.get("PRECISION", "32-true")),

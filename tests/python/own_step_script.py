@@ -127,12 +127,12 @@ class Faults:
         self._folder, self._n_workers, self._kills = folder, n_workers, kills
         self._is_new = True
 
-    def between(self, step: int) -> None:
+    def between(self, step: int, may_kill: bool = True) -> None:
         """Called in a step, after its changes."""
         if self._is_new:
             self._is_new = False
             (self._folder / f"joined-{step}-{os.getpid()}").touch()
-        if step in self._kills and self._is_first(f"killed-{step}"):
+        if may_kill and step in self._kills and self._is_first(f"killed-{step}"):
             os.kill(os.getpid(), signal.SIGKILL)
         begin = time.monotonic()
         if any(step < kill for kill in self._kills):

@@ -49,6 +49,7 @@ def test_a_loop_has_the_bits_of_one_process_after_a_kill(cluster: Cluster, tmp_p
     end = train(cluster, folder, 2, 3)
     check(end["model"])
     check(load_file(folder / "state" / "model.safetensors"))
+    assert cluster.logged("killed") == {"loss": [*range(script.N_STEPS)]}
 
 
 def test_the_example_changes_two_lines_and_runs_without_a_job(cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import evaluate_script  # noqa: E402
 from conftest import Cluster  # noqa: E402
+from read_protobuf import fields  # noqa: E402
 
 SCRIPT = evaluate_script.__file__
 LANES = f"--lanes={evaluate_script.N_LANES}"
@@ -63,30 +63,6 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
                 if value[1].decode() == tag:
                     found.append((event.get(2, 0), struct.unpack("<f", value[2])[0]))
     return sorted(found)
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: numbers of variable length, or bytes."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        key = number()
-        if key & 7 == 0:
-            yield key >> 3, number()
-            continue
-        length = {1: 8, 5: 4}.get(key & 7) or number()
-        yield key >> 3, message[at : at + length]
-        at += length
 
 
 def test_a_leader_that_is_killed_in_an_evaluation_changes_no_bit(

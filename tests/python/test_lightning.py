@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,18 @@ def check(end: dict, folder: Path, precision: str = "32-true") -> None:
     assert all(torch.equal(best["state_dict"][name], values) for name, values in wanted.items())
 
 
+def check_logs(logged: dict[str, list[int]]) -> None:
+    ends = [(epoch + 1) * script.STEPS_PER_EPOCH - 1 for epoch in range(script.EPOCHS)]
+    assert logged["val_loss"] == logged["loss_epoch"] == ends
+    assert logged["loss_step"] == [*range(1, script.N_STEPS, 2)]
+
+
 def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "killed"
     check(train(cluster, folder, 2, script.STEPS_PER_EPOCH), folder)
+    check_logs(cluster.logged("killed"))
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
@@ -59,7 +67,19 @@ def test_a_trainer_has_the_bits_of_one_process_with_16_bits(
     cluster: Cluster, tmp_path: Path, precision: str
 ) -> None:
     folder = tmp_path / "half"
-    check(train(cluster, folder, 1, PRECISION=precision), folder, precision)
+    env = {"LOGGER": "1"} if precision == "bf16-true" else {}
+    check(train(cluster, folder, 1, PRECISION=precision, **env), folder, precision)
+    logged = cluster.logged("half")
+    check_logs(logged)
+    if env:
+        with (folder / "metrics.csv").open() as file:
+            rows = [*csv.DictReader(file)]
+        kept = {
+            name: sorted({int(row["step"]) for row in rows if row[name]})
+            for name in rows[0]
+            if name != "step"
+        }
+        assert kept == logged and "lr-AdamW-1" in kept, "what the trainer's logger got"
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
     exported = torch.load(cluster.job("killed") / "output" / "model.pt")
     check(exported, wanted)
     assert (folder / "output" / f"checkpoint-{script.N_STEPS}" / "trainer_state.json").exists()
+    logged = cluster.logged("killed")
+    steps = [*range(2, script.N_STEPS + 1, 2)]
+    assert logged["train/loss"] == logged["train/learning_rate"] == steps
+    assert logged["eval/loss"] == [script.STEPS_PER_EPOCH, script.N_STEPS]
+    assert logged["train/train_loss"] == [script.N_STEPS], "after the last step"
 
 
 def test_lanes_are_what_devices_are_to_the_arguments(tmp_path: Path) -> None:

@@ -183,7 +183,8 @@ class Interrupted(TrainerCallback):
         self._faults = faults
 
     def on_step_end(self, _args, state, _control, **_) -> None:
-        self._faults.between(state.global_step)
+        # The leader, before it logs what belongs to the step.
+        self._faults.between(state.global_step, state.is_world_process_zero)
 
 
 def note_seeds(model: torch.nn.Module, folder: Path) -> None:

@@ -18,7 +18,7 @@ mod template;
 
 pub use choices::{
     AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, OnNonfinite, RestartPolicy,
-    SameBits, Strategy,
+    SameBits, Strategy, Track,
 };
 pub use field::{Field, FieldKind, FieldType, Fixed, Flag, Group, Parsed, Seconds};
 pub use fields::{FIELDS, JobSpec};
@@ -336,6 +336,12 @@ impl JobSpec {
                 self.otlp_endpoint
             )));
         }
+        if self.track.is_some() && !self.is_custom_loop() {
+            return invalid(
+                "--track sends what a custom training loop logs; start its script with `elasticdl \
+                 run`, or drop --track",
+            );
+        }
         if self.task_timeout_secs == 0 {
             return invalid("--task_timeout_secs must be at least 1");
         }
@@ -493,6 +499,15 @@ mod tests {
         ] {
             assert_eq!(read(given).unwrap_err(), expected);
         }
+    }
+
+    #[test]
+    fn what_no_script_logs_cannot_be_sent_anywhere() {
+        let (job_name, track) = ("x".to_owned(), Some(Track::Wandb));
+        let track = JobSpec { job_name, track, ..JobSpec::default() };
+        assert!(track.check().unwrap_err().0.contains("start its script with `elasticdl run`"));
+        let script = JobSpec { job_command: "python train.py".into(), ..track };
+        assert_eq!(script.check(), Ok(()));
     }
 
     #[test]

@@ -39,6 +39,8 @@ const OUTPUT: &str = "ELASTICDL_OUTPUT";
 const LANES: &str = "ELASTICDL_LANES";
 /// The number of workers that the job starts with.
 const WORLD_SIZE: &str = "ELASTICDL_WORLD_SIZE";
+/// Where the metrics of the script also go, if set: `wandb` or `mlflow`.
+const TRACK: &str = "ELASTICDL_TRACK";
 /// Set for a worker whose supervisor holds its standard input.
 pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// Set for a worker in a pod.
@@ -97,6 +99,10 @@ pub(crate) fn command(spec: &JobSpec) -> Command {
     command.arg("-c").arg(format!("exec {}", spec.job_command));
     command.envs(python::environment(spec)).env(LANES, spec.n_lanes().to_string());
     command.env(WORLD_SIZE, spec.num_workers.to_string());
+    match spec.track {
+        Some(track) => command.env(TRACK, track.name()),
+        None => command.env_remove(TRACK),
+    };
     command
 }
 
@@ -248,6 +254,8 @@ fn membership() -> Result<(WorkerId, Membership), String> {
 mod tests {
     use std::ffi::OsStr;
 
+    use edl_core::spec::Track;
+
     use super::*;
 
     fn saying(command: &str) -> JobSpec {
@@ -257,7 +265,8 @@ mod tests {
     #[test]
     fn a_worker_finds_its_job_in_its_environment() {
         let (key_file, job_dir) = (Path::new("/key/job.key"), Path::new("/data/job"));
-        let spec = JobSpec { lanes: Some(2), num_workers: 3, ..saying("python train.py") };
+        let track = Some(Track::Mlflow);
+        let spec = JobSpec { lanes: Some(2), num_workers: 3, track, ..saying("python train.py") };
         let command = worker(&spec, 7, "there:1", key_file, job_dir);
         let words: Vec<&OsStr> = command.get_args().collect();
         assert_eq!(words, ["-c", "exec python train.py"]);
@@ -269,6 +278,7 @@ mod tests {
             ("OMP_NUM_THREADS", "1"),
             ("ELASTICDL_LANES", "2"),
             ("ELASTICDL_WORLD_SIZE", "3"),
+            ("ELASTICDL_TRACK", "mlflow"),
         ] {
             let is_set = (OsStr::new(name), Some(OsStr::new(value)));
             assert!(command.get_envs().any(|set| set == is_set), "{name}");

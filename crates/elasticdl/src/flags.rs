@@ -24,7 +24,7 @@ pub(crate) const HIDDEN: u8 = 16;
 /// Flags of the other groups that make sense for a custom training loop.
 pub(crate) const SCRIPT: u8 = 32;
 
-const SCRIPT_FLAGS: [&str; 26] = [
+const SCRIPT_FLAGS: [&str; 27] = [
     "fork_workers",
     "allow_chaos",
     "allreduce_dtype",
@@ -51,6 +51,7 @@ const SCRIPT_FLAGS: [&str; 26] = [
     "same_bits",
     "task_timeout_secs",
     "tensorboard_dir",
+    "track",
 ];
 
 /// Flags without a position follow those that have one.

@@ -60,6 +60,13 @@ named! {
         Bf16 = "bf16",
     }
 
+    /// Where the metrics that a script logs also go.
+    Track {
+        #[default]
+        Wandb = "wandb",
+        Mlflow = "mlflow",
+    }
+
     ImagePullPolicy {
         #[default]
         Always = "Always",
@@ -97,7 +104,8 @@ choices!(
     OnNonfinite,
     AllreduceDtype,
     ImagePullPolicy,
-    RestartPolicy
+    RestartPolicy,
+    Track
 );
 
 /// The lowest level of log lines that are written.

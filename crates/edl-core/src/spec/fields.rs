@@ -17,7 +17,7 @@ use crate::optimizer::Schedule;
 use super::Stored;
 use super::choices::{
     AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, OnNonfinite, RestartPolicy,
-    SameBits, Strategy,
+    SameBits, Strategy, Track,
 };
 use super::field::{Field, FieldType as _, Fixed, Flag, Group, Parsed, Seconds};
 use super::hosts::HttpHosts;
@@ -348,6 +348,11 @@ job_description! {
             / "Steps between log lines with a worker's loss." { flag: train("Results", "N") }
         tensorboard_dir: String, "Write TensorBoard event files to this folder"
             { flag: train("Results", "DIR"), is_path: true }
+        track: Option<Track>,
+            "Send what a script logs, and the options of the job, to a run of W&B or MLflow: wandb \
+             or mlflow"
+            / "Also send what a script logs to W&B or MLflow: wandb or mlflow."
+            { flag: train("Results", "") }
         otlp_endpoint: String, "Send traces to this OpenTelemetry collector, e.g. http://host:4317"
             { flag: at(7, "Processes", "URL") }
         http_port: u16, "Port of the job's web page, /metrics and /healthz; 0 picks a free port"

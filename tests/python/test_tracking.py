@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics that are also sent to W&B or MLflow: what is sent, and whole jobs with both."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticdl
+from conftest import Cluster
+from elasticdl import ZooError, _tracking
+from read_protobuf import fields
+
+REQUIREMENTS = Path(__file__).with_name("requirements-tracking.txt")
+SCRIPT = Path(__file__).with_name("tracking_script.py")
+N_STEPS = 8
+
+
+class Service:
+    """Stands in for a service."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, str, float]] = []
+        self.opened: list[tuple[str | None, str, dict]] = []
+        self.ended: list[str] = []
+        self.n_failures = 0
+        self.run_id = "the run"
+
+    def __call__(self, run_id: str | None, name: str, _folder: Path, config: dict) -> Service:
+        self.opened.append((run_id, name, config))
+        return self
+
+    def send(self, lines: list[_tracking.Line]) -> None:
+        if self.n_failures:
+            self.n_failures -= 1
+            raise OSError("no network")
+        new = [(step, name, value) for step, _, metrics in lines for name, value in metrics.items()]
+        self.points += new
+
+    def end(self, state: str) -> None:
+        self.ended.append(state)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Service:
+    """A service, and a job that has ended."""
+    found = Service()
+    monkeypatch.setitem(_tracking._SERVICES, "wandb", found)
+    (tmp_path / "logged").mkdir()
+    spec = {"job_name": "x", "lanes": 2, "output": "", "envs": "WANDB_API_KEY=secret"}
+    (tmp_path / "job.json").write_text(json.dumps(spec))
+    (tmp_path / "status.json").write_text('{"state": "succeeded"}')
+    return found
+
+
+def write(folder: Path, worker: int, *lines: tuple[int, dict[str, Any]]) -> None:
+    with (folder / "logged" / f"worker-{worker}.jsonl").open("a") as file:
+        for step, metrics in lines:
+            print(json.dumps({"step": step, "at_secs": 1.0, "metrics": metrics}), file=file)
+
+
+def test_a_metric_of_a_step_is_sent_once_whoever_has_logged_it(
+    service: Service, tmp_path: Path
+) -> None:
+    write(tmp_path, 0, (1, {"a": 1.0}), (2, {"a": 2.0, "b": None}))
+    write(tmp_path, 1, (2, {"a": 9.0}), (3, {"a": 3.0}))
+    _tracking.main("wandb", tmp_path)
+    first = service.points[:]
+    assert [(step, name) for step, name, _ in first] == [(1, "a"), (2, "a"), (2, "b"), (3, "a")]
+    assert first[1][2] == 2.0 and math.isnan(first[2][2])
+    # Another process continues, for example because the job was resumed.
+    write(tmp_path, 2, (3, {"a": 9.0}), (4, {"a": 4.0}))
+    with (tmp_path / "logged" / "worker-0.jsonl").open("a") as file:
+        file.write('{"step": 5, "at_')  # Its writer was killed.
+    _tracking.main("wandb", tmp_path)
+    assert service.points[len(first) :] == [(4, "a", 4.0)]
+    config = {"job/job_name": "x", "job/lanes": 2}
+    assert service.opened == [(None, "x", config), ("the run", "x", config)]
+    assert service.ended == ["FINISHED"] * 2
+
+
+def test_what_could_not_be_sent_is_sent_again(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tracking, "_POLL_SECS", 0.0)
+    service.n_failures = 3
+    write(tmp_path, 0, (1, {"a": 1.0}))
+    _tracking.main("wandb", tmp_path)
+    assert service.points == [(1, "a", 1.0)]
+    # What was never sent is left to the next process.
+    monkeypatch.setattr(_tracking, "_RETRY_SECS", 0.0)
+    write(tmp_path, 0, (2, {"a": 2.0}))
+    service.n_failures = 9
+    _tracking.main("wandb", tmp_path)
+    service.n_failures = 0
+    _tracking.main("wandb", tmp_path)
+    assert service.points == [(1, "a", 1.0), (2, "a", 2.0)]
+
+
+def test_only_one_process_sends(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tracking, "_LOCK_SECS", 0.0)
+    with (tmp_path / "logged" / _tracking._TRACKER_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _tracking.main("wandb", tmp_path)
+    assert not service.opened
+
+
+def test_hyper_parameters_are_plain_values() -> None:
+    values = {"lr": 0.1, "betas": (0.9, 0.99), "model": object(), "foreach": None, 3: "x"}
+    assert _tracking.plain(values) == {"lr": 0.1, "betas": (0.9, 0.99), "foreach": None, "3": "x"}
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("mlflow", None)])
+def test_a_job_is_refused_before_it_starts_if_the_package_is_missing(
+    spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("ELASTICDL_TRACK", "mlflow")
+    elasticdl.init()  # Without a job, nothing is sent.
+    monkeypatch.setenv("ELASTICDL_DESCRIBE", str(tmp_path))
+    with pytest.raises(ZooError, match="not installed; install it with `pip install mlflow`"):
+        elasticdl.init()
+
+
+# ---- Whole jobs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def packages() -> str:
+    """The folder of W&B and MLflow, which are installed when they are needed first."""
+    pytest.importorskip("torch")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    folder = cache / f"tracking-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
+            # The file has all of them.
+            target = ["--no-deps", "--target", str(folder / "packages"), "-r", str(REQUIREMENTS)]
+            subprocess.run([*pip, *target], check=True)
+            (folder / "ready").touch()
+    return str(folder / "packages")
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a file of W&B: 7 bytes, then the log format of LevelDB."""
+    data, at, partial = path.read_bytes(), 7, b""
+    while at < len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        partial += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield partial
+            partial = b""
+
+
+def wandb_rows(job: Path) -> list[dict[str, Any]]:
+    """What was logged, in the files that W&B keeps."""
+    rows = []
+    for path in sorted(job.glob("wandb/offline-run-*/*.wandb")):
+        for record in records(path):
+            for number, content in fields(record):
+                if number == 2:  # History.
+                    items = [dict(fields(item)) for key, item in fields(content) if key == 1]
+                    names = [item.get(1) or item[2] for item in items]
+                    values = [json.loads(item[16]) for item in items]
+                    rows.append(dict(zip((name.decode() for name in names), values)))
+    return rows
+
+
+def test_w_and_b_gets_every_step_once_although_the_leader_is_killed(
+    cluster: Cluster, tmp_path: Path, packages: str
+) -> None:
+    folder = tmp_path / "tracked"
+    flags = ["--workers=2:2", "--lanes=2", "--job_name=tracked", "--track=wandb"]
+    folder.mkdir()
+    words = [*flags, str(SCRIPT), str(folder), "2", "4"]
+    cluster.run("run", *words, PYTHONPATH=packages, WANDB_MODE="offline")
+    assert (folder / "killed-4").exists()
+    job = cluster.job("tracked")
+    rows = wandb_rows(job)
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert sorted(steps) == [*range(N_STEPS)], (job / "logs" / "tracking.log").read_text()
+    assert all(row["loss"] == row["step"] * 0.5 for row in rows if "loss" in row)
+    assert [row["step"] for row in rows if "at the end" in row] == [N_STEPS]
+    [run_folder] = job.glob("wandb/offline-run-*")
+    assert json.loads((job / "logged" / "sent.json").read_text())["run"] in run_folder.name
+    text = next(run_folder.glob("*.wandb")).read_bytes()
+    assert b"momentum_of_the_day" in text and b"tracked" in text and b'"SGD"' in text
+
+
+def test_mlflow_gets_the_steps_of_a_resumed_job_in_the_same_run(
+    cluster: Cluster, tmp_path: Path, packages: str
+) -> None:
+    folder, store = tmp_path / "resumed", tmp_path / "store"
+    env = {"MLFLOW_TRACKING_URI": store.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    env["PYTHONPATH"] = packages
+    flags = ["--workers=1", "--lanes=2", "--job_name=resumed", "--track=mlflow", "--max_step=3"]
+    folder.mkdir()
+    cluster.run("run", *flags, str(SCRIPT), str(folder), "1", **env)
+    cluster.run("run", "--resume=resumed", "--max_step=0", **env)
+    [metrics] = store.glob("*/*/metrics")
+    points = [line.split() for line in (metrics / "loss").read_text().splitlines()]
+    log = (cluster.job("resumed") / "logs" / "tracking.log").read_text()
+    assert [int(step) for _, _, step in points] == [*range(N_STEPS)], log
+    assert [float(value) for _, value, _ in points] == [step * 0.5 for step in range(N_STEPS)]
+    assert (metrics / "test" / "a b").exists()
+    params = metrics.parent / "params"
+    assert (params / "lr").read_text() == "0.1"
+    assert (params / "job" / "job_name").read_text() == "resumed"
