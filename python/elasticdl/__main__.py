@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -12,6 +13,9 @@ def main() -> NoReturn:
     """Runs the command line and exits with its exit code."""
     from elasticdl import _elasticdl
 
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # It would do nothing while native code runs.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     again = [sys.executable, "-m", "elasticdl"]
     code = _elasticdl.main(["elasticdl", *sys.argv[1:]], again)
     sys.stdout.flush()

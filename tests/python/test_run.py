@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import LIMIT, NO_COMPILER, ROOT, Cluster
+from conftest import LIMIT, NO_COMPILER, ROOT, Cluster, is_alive
 from elasticdl._export import read_safetensors
 
 EXAMPLE = "examples/torch_mnist.py"
@@ -59,6 +60,20 @@ def script(folder: Path, before: str = "pass", after: str = "pass", **numbers: i
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        # It may just have ended.
+        with contextlib.suppress(OSError):
+            if parent(int(path.name)) == pid:
+                found.append(int(path.name))
+    return found
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def weights(job: Path) -> str:
@@ -227,17 +242,50 @@ def test_a_killed_worker_costs_no_record(
     command = script(tmp_path, n_records=6400, epochs=15)
     job = cluster.start("run", "--workers=2", "--job_name=killed", *command)
     workers = pids(cluster, "killed", job)
-    # Workers are forks of one process, which is a child of the command.
-    server = parent(workers[0])
-    assert [parent(worker) for worker in workers] == [server, server]
-    assert parent(server) == job.pid
+    # Workers are forks of one process, and like that a child of the command.
+    assert [parent(worker) for worker in workers] == [job.pid, job.pid]
+    assert all("elasticdl._fork_server" in command_line(worker) for worker in workers)
+    servers = [pid for pid in children(job.pid) if "elasticdl._fork_server" in command_line(pid)]
+    [server] = set(servers) - set(workers)
     if is_server_killed:
         os.kill(server, signal.SIGKILL)
     os.kill(workers[1], signal.SIGKILL)
     out, err = job.communicate(timeout=LIMIT)
     assert job.returncode == 0, out + err
     cluster.run("audit", "killed")
-    assert "worker-2" in " ".join(os.listdir(cluster.job("killed") / "logs")), "not replaced"
+    logs = " ".join(os.listdir(cluster.job("killed") / "logs"))
+    assert "worker-2" in logs, "not replaced"
+    assert "worker-3" not in logs, "the other one did not survive"
+
+
+@pytest.mark.parametrize("is_for_the_group", [True, False])
+def test_ctrl_c_ends_a_script_that_is_examined(
+    cluster: Cluster, tmp_path: Path, is_for_the_group: bool
+) -> None:
+    note = tmp_path / "pid"
+    note.touch()
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, time\n"
+        f"with open({str(note)!r}, 'w') as note:\n"
+        "    note.write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+        "import elasticdl\n"
+        "elasticdl.init()\n"
+    )
+    command = [sys.executable, "-m", "elasticdl", "run", "--job_name=examined", str(path)]
+    job = subprocess.Popen(
+        command, env=cluster.env, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
+    )
+    script = int(cluster.wait("the script", note.read_text))
+    assert "elasticdl._fork_server" in command_line(script)
+    if is_for_the_group:
+        os.killpg(job.pid, signal.SIGINT)
+    else:
+        os.kill(job.pid, signal.SIGINT)
+    job.communicate(timeout=LIMIT)
+    assert job.returncode == -signal.SIGINT
+    cluster.wait("the end of the script", lambda: not is_alive(script))
 
 
 def test_a_removed_worker_does_not_continue_after_its_loop(

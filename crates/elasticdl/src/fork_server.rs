@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
+use std::io::{self, IoSlice, Read as _, Seek as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -19,21 +19,22 @@ use std::time::{Duration, Instant};
 use edl_core::platform::{Ended, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, Strategy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown,
-    socketpair,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketFlags, SocketType, recv, sendmsg, shutdown, socketpair,
 };
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-use crate::{models, python};
+use crate::models;
 
 const MODULE: &str = "elasticdl._fork_server";
 const POLL: Duration = Duration::from_millis(5);
-/// How often a program is looked at whose server is gone.
-const ORPHAN_POLL: Duration = Duration::from_millis(50);
+/// How long a server may take to fork, with the imports before that.
+const LIMIT: Duration = Duration::from_secs(60);
 /// Messages of the server are short.
 const MAX_MESSAGE: usize = 256;
 /// What a shell would not take literally. Commands with these are for a shell.
@@ -47,7 +48,8 @@ pub(crate) struct ForkServer {
 
 #[derive(Debug)]
 struct Inner {
-    process: Child,
+    #[cfg(test)]
+    pid: u32,
     socket: OwnedFd,
     interpreter: OsString,
     state: Arc<Mutex<State>>,
@@ -58,8 +60,15 @@ struct State {
     next_id: u64,
     /// It has exited, or cannot fork.
     is_lost: bool,
-    starting: BTreeMap<u64, oneshot::Sender<Forked>>,
-    running: BTreeMap<u32, oneshot::Sender<Ended>>,
+    starting: BTreeMap<u64, Starting>,
+}
+
+/// A program that is to be forked.
+#[derive(Debug)]
+struct Starting {
+    answer: oneshot::Sender<Forked>,
+    since: Instant,
+    _parent: Adopting,
 }
 
 /// A Python program: its interpreter's arguments, and what is added to the environment.
@@ -70,20 +79,29 @@ pub(crate) struct Program {
     env: BTreeMap<String, String>,
 }
 
-/// A running program.
+/// A running program, which is a child of this process. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Forked {
-    pub(crate) pid: u32,
-    /// Refers to this process, even after its number was given to another one.
-    pub(crate) pidfd: OwnedFd,
-    ended: oneshot::Receiver<Ended>,
+    pid: Pid,
+    has_ended: bool,
 }
+
+/// While this exists, this process is the parent of orphans below it. A fork is an orphan, so it
+/// becomes its child.
+///
+/// Not always: then it would have to reap whatever the user's processes leave behind.
+#[derive(Debug)]
+struct Adopting;
+
+static N_ADOPTING: Mutex<usize> = Mutex::new(0);
 
 #[derive(Serialize)]
 struct Request<'a> {
     id: u64,
     args: &'a [String],
     env: &'a BTreeMap<String, String>,
+    /// False if Ctrl-C in the terminal is for this program, too.
+    leads_group: bool,
 }
 
 /// A program that has ended.
@@ -109,51 +127,46 @@ pub(crate) fn run(
     stdin.rewind()?;
     let fds = [stdin.try_clone()?.into(), stdout.try_clone()?.into(), stderr.try_clone()?.into()];
     let program = Program::of(&command);
-    let forked =
-        forks.zip(program).and_then(|(forks, program)| forks.fork(&program, fds.each_ref()));
-    let how = match forked.and_then(|started| receive_before(deadline, started).ok()) {
-        Some(Forked { pidfd, ended, .. }) => {
-            let ended = receive_before(deadline, ended);
-            if ended == Err(TryRecvError::Empty) {
-                let _already_ended = pidfd_send_signal(&pidfd, Signal::KILL);
-            }
-            // How it ended is unknown if the server was lost.
-            ended.or_else(|error| match error {
-                TryRecvError::Closed => Ok(Ended::Exit(-1)),
-                TryRecvError::Empty => Err(()),
-            })
-        }
-        None => {
+    let started =
+        forks.zip(program).and_then(|(forks, program)| forks.fork(&program, fds.each_ref(), false));
+    let forked = match started {
+        Some(mut started) => before(deadline, || match started.try_recv() {
+            Ok(forked) => Ok(Some(Some(forked))),
+            Err(TryRecvError::Closed) => Ok(Some(None)),
+            Err(TryRecvError::Empty) => Ok(None),
+        })?,
+        None => Some(None),
+    };
+    let how = match forked {
+        // It could not even be started.
+        None => None,
+        Some(Some(mut forked)) => before(deadline, || Ok(forked.try_wait()))?,
+        Some(None) => {
             let [stdout, stderr] = [stdout.try_clone()?, stderr.try_clone()?];
             let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn()?;
-            wait_before(deadline, &mut child)?.map(how_it_ended).ok_or(())
+            let status = before(deadline, || child.try_wait())?;
+            if status.is_none() {
+                child.kill().and_then(|()| child.wait())?;
+            }
+            status.map(how_it_ended)
         }
     };
     let [stdout, stderr] = [text_of(stdout)?, text_of(stderr)?];
-    Ok(how.ok().map(|how| Finished { how, stdout, stderr }))
+    Ok(how.map(|how| Finished { how, stdout, stderr }))
 }
 
-fn receive_before<T>(
+/// Looks until there is something, but not after the deadline.
+fn before<T>(
     deadline: Instant,
-    mut channel: oneshot::Receiver<T>,
-) -> Result<T, TryRecvError> {
+    mut look: impl FnMut() -> io::Result<Option<T>>,
+) -> io::Result<Option<T>> {
     loop {
-        match channel.try_recv() {
-            Err(TryRecvError::Empty) if Instant::now() < deadline => std::thread::sleep(POLL),
-            received => return received,
-        }
-    }
-}
-
-/// Waits for a child, and kills it at the deadline.
-fn wait_before(deadline: Instant, child: &mut Child) -> io::Result<Option<ExitStatus>> {
-    while Instant::now() < deadline {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
+        let found = look()?;
+        if found.is_some() || Instant::now() >= deadline {
+            return Ok(found);
         }
         std::thread::sleep(POLL);
     }
-    child.kill().and_then(|()| child.wait()).map(|_| None)
 }
 
 pub(crate) fn how_it_ended(status: ExitStatus) -> Ended {
@@ -175,11 +188,9 @@ fn text_of(mut file: File) -> io::Result<String> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Message {
-    threads: Option<u32>,
-    id: Option<u64>,
-    pid: u32,
-    exit: Option<i32>,
-    signal: Option<i32>,
+    obstacle: Option<String>,
+    id: u64,
+    pid: i32,
 }
 
 impl Program {
@@ -207,17 +218,10 @@ impl Program {
         })
     }
 
-    /// The file whose imports come first in this program.
-    fn file(&self) -> Option<PathBuf> {
-        match self.args.as_slice() {
-            [flag, module, ..] if flag == "-m" => {
-                let path: PathBuf = module.split('.').collect();
-                let files = [path.with_extension("py"), path.join("__main__.py")];
-                files.into_iter().find(|file| file.is_file())
-            }
-            [file, ..] => Some(file.into()),
-            [] => None,
-        }
+    /// What Python runs, without its arguments.
+    fn target(&self) -> impl Iterator<Item = OsString> {
+        let n_words = if self.args[0] == "-m" { 2 } else { 1 };
+        self.args.iter().take(n_words).map(OsString::from)
     }
 }
 
@@ -254,17 +258,19 @@ impl ForkServer {
         }
         let program = Program::of(command)?;
         let imported = if spec.is_custom_loop() {
-            vec![program.file()?.into()]
+            program.target().collect()
         } else {
             vec![OsString::from(&spec.model_def), OsString::from(&spec.model_zoo)]
         };
-        Self::serve(program.interpreter, &imported, python::environment(spec)).ok()
+        // Packages may read variables when they are imported.
+        Self::serve(program.interpreter, &imported, program.env, LIMIT).ok()
     }
 
     fn serve(
         interpreter: OsString,
         imported: &[OsString],
-        environment: Vec<(&'static str, String)>,
+        environment: BTreeMap<String, String>,
+        limit: Duration,
     ) -> io::Result<Self> {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -281,16 +287,26 @@ impl ForkServer {
             .process_group(0)
             .spawn()?;
         let state = Arc::new(Mutex::new(State::default()));
+        #[cfg(test)]
+        let pid = process.id();
         let (read, shared) = (socket.try_clone()?, Arc::clone(&state));
         std::thread::Builder::new()
             .name("fork-server".into())
-            .spawn(move || follow(&read, &shared))?;
-        Ok(Self { inner: Arc::new(Inner { process, socket, interpreter, state }) })
+            .spawn(move || follow(process, &read, &shared, limit))?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                #[cfg(test)]
+                pid,
+                socket,
+                interpreter,
+                state,
+            }),
+        })
     }
 
     #[cfg(test)]
     pub(crate) fn pid(&self) -> u32 {
-        self.inner.process.id()
+        self.inner.pid
     }
 
     /// Starts a program. Returns None if the server cannot; otherwise, the program runs when the
@@ -299,6 +315,7 @@ impl ForkServer {
         &self,
         program: &Program,
         stdio: [&OwnedFd; 3],
+        leads_group: bool,
     ) -> Option<oneshot::Receiver<Forked>> {
         let Inner { socket, interpreter, state, .. } = &*self.inner;
         if program.interpreter != *interpreter {
@@ -311,11 +328,12 @@ impl ForkServer {
                 return None;
             }
             state.next_id += 1;
+            let starting = Starting { answer, since: Instant::now(), _parent: Adopting::begin()? };
             let id = state.next_id;
-            state.starting.insert(id, answer);
+            state.starting.insert(id, starting);
             id
         };
-        let request = Request { id, args: &program.args, env: &program.env };
+        let request = Request { id, args: &program.args, env: &program.env, leads_group };
         let request = serde_json::to_vec(&request).ok()?;
         if send(socket, &request, stdio).is_err() {
             lock(state).starting.remove(&id);
@@ -327,33 +345,69 @@ impl ForkServer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The thread that reads has a copy of the socket.
+        // The thread that reads has a copy of the socket, and kills the server.
         let _already_closed = shutdown(&self.socket, Shutdown::Both);
-        // It would exit by itself, but only after its imports.
-        let _already_exited = self.process.kill();
-        let _reaped = self.process.wait();
+    }
+}
+
+impl Adopting {
+    fn begin() -> Option<Self> {
+        let mut n = N_ADOPTING.lock().expect("nothing panics while it is held");
+        if *n == 0 {
+            set_child_subreaper(Some(Pid::INIT)).ok()?;
+        }
+        *n += 1;
+        Some(Self)
+    }
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        let mut n = N_ADOPTING.lock().expect("nothing panics while it is held");
+        *n -= 1;
+        if *n == 0 {
+            let _cannot_fail = set_child_subreaper(None);
+        }
     }
 }
 
 impl Forked {
-    /// Waits for its end. How it ended is unknown if the server is gone.
-    pub(crate) async fn ended(pidfd: OwnedFd, ended: oneshot::Receiver<Ended>) -> Ended {
-        if let Ok(how) = ended.await {
-            return how;
-        }
-        // It becomes readable when the process has ended.
-        let is_running = || {
-            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec::default())) == Ok(0)
-        };
-        while is_running() {
-            tokio::time::sleep(ORPHAN_POLL).await;
-        }
-        Ended::Exit(-1)
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
-    pub(crate) fn into_parts(self) -> (u32, OwnedFd, oneshot::Receiver<Ended>) {
-        (self.pid, self.pidfd, self.ended)
+    fn try_wait(&mut self) -> Option<Ended> {
+        let how = match waitpid(Some(self.pid), WaitOptions::NOHANG) {
+            Ok(None) | Err(Errno::INTR) => return None,
+            Ok(Some((_, status))) => how_it_ended(ExitStatus::from_raw(status.as_raw())),
+            // It is not our child, and has therefore ended itself.
+            Err(_) => Ended::Signal(Signal::KILL.as_raw()),
+        };
+        self.has_ended = true;
+        Some(how)
+    }
+
+    pub(crate) async fn wait(&mut self) -> io::Result<Ended> {
+        let mut changes = signal(SignalKind::child())?;
+        loop {
+            if let Some(how) = self.try_wait() {
+                return Ok(how);
+            }
+            changes.recv().await;
+        }
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let pid = self.pid;
+        let _already_ended = kill_process(pid, Signal::KILL);
+        // Its end may take a moment.
+        let reap = move || waitpid(Some(pid), WaitOptions::empty());
+        let _left_to_the_system = std::thread::Builder::new().name("reaper".into()).spawn(reap);
     }
 }
 
@@ -371,68 +425,74 @@ fn send(socket: &OwnedFd, request: &[u8], stdio: [&OwnedFd; 3]) -> rustix::io::R
     sendmsg(socket, &[IoSlice::new(request)], &mut ancillary, flags).map(drop)
 }
 
-/// Passes the server's messages on until it is gone.
-fn follow(socket: &OwnedFd, state: &Mutex<State>) {
-    while let Some((message, pidfd)) = receive(socket) {
-        let mut state = lock(state);
-        match message {
-            Message { threads: Some(1), .. } => {}
-            Message { threads: Some(n), .. } => {
-                tracing::debug!(threads = n, "workers are not forked: an import starts threads");
-                break;
-            }
-            Message { id: Some(id), pid, .. } => {
-                let (ends, ended) = oneshot::channel();
-                state.running.insert(pid, ends);
-                if let (Some(started), Some(pidfd)) = (state.starting.remove(&id), pidfd) {
-                    // Without a receiver, its standard input is closed, and it exits.
-                    let _unwanted = started.send(Forked { pid, pidfd, ended });
-                }
-            }
-            Message { id: None, pid, exit, signal, .. } => {
-                let how = signal.map_or(Ended::Exit(exit.unwrap_or(-1)), Ended::Signal);
-                if let Some(ends) = state.running.remove(&pid) {
-                    let _unwanted = ends.send(how);
-                }
-            }
+/// Passes the server's messages on until it is gone, or hangs.
+fn follow(mut process: Child, socket: &OwnedFd, state: &Mutex<State>, limit: Duration) {
+    while let Some(Message { obstacle, id, pid }) = receive(socket, state, limit) {
+        if let Some(why) = obstacle {
+            tracing::debug!(why, "workers are not forked");
+            break;
+        }
+        let starting = lock(state).starting.remove(&id);
+        if let Some((starting, pid)) = starting.zip(Pid::from_raw(pid)) {
+            let forked = Forked { pid, has_ended: false };
+            // Without a receiver, it is dropped.
+            let _unwanted = starting.answer.send(forked);
         }
     }
-    *lock(state) = State { is_lost: true, ..State::default() };
+    lock(state).is_lost = true;
     let _closed = shutdown(socket, Shutdown::Both);
+    let _already_exited = process.kill();
+    // Now that it cannot fork any more.
+    lock(state).starting.clear();
+    let _reaped = process.wait();
 }
 
-/// The next message, with a file descriptor if it has one. None if the server is gone.
-fn receive(socket: &OwnedFd) -> Option<(Message, Option<OwnedFd>)> {
-    let mut bytes = [0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let read = loop {
-        let slices = &mut [IoSliceMut::new(&mut bytes)];
-        match recvmsg(socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            received => break received.ok()?.bytes,
-        }
+/// The next message. None if the server is gone, or if a request has waited too long.
+fn receive(socket: &OwnedFd, state: &Mutex<State>, limit: Duration) -> Option<Message> {
+    // A request that comes later has a later end.
+    let left = || {
+        let waited = lock(state).starting.first_key_value().map(|(_, it)| it.since.elapsed());
+        limit.saturating_sub(waited.unwrap_or_default())
     };
-    let fds = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
-    });
-    let fd = fds.flatten().next();
-    Some((serde_json::from_slice(&bytes[..read]).ok()?, fd))
+    loop {
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec::try_from(left()).ok()?)) {
+            Ok(0) if left().is_zero() => return None,
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(_) => return None,
+        }
+    }
+    let mut bytes = [0; MAX_MESSAGE];
+    let (_, n) = recv(socket, &mut bytes, RecvFlags::empty()).ok()?;
+    serde_json::from_slice(&bytes[..n]).ok()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::custom_loop;
+
+    const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
 
     /// A server of the package in this repository, for a file with this content.
     pub(crate) fn server(folder: &Path, source: &str) -> (ForkServer, PathBuf) {
+        server_within(LIMIT, folder, source)
+    }
+
+    pub(crate) fn server_within(
+        limit: Duration,
+        folder: &Path,
+        source: &str,
+    ) -> (ForkServer, PathBuf) {
         let file = folder.join("program.py");
         std::fs::write(&file, source).unwrap();
-        let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
-        let environment = vec![("PYTHONPATH", package.to_owned())];
+        let environment = BTreeMap::from([("PYTHONPATH".to_owned(), PACKAGE.to_owned())]);
         let imported = [file.clone().into_os_string()];
-        (ForkServer::serve("python3".into(), &imported, environment).unwrap(), file)
+        let forks = ForkServer::serve("python3".into(), &imported, environment, limit);
+        (forks.unwrap(), file)
     }
 
     fn shell(line: &str) -> Command {
@@ -485,6 +545,42 @@ pub(crate) mod tests {
             assert_eq!((how, &*stdout, &*stderr), (Ended::Exit(1), "text\n", "why\n"));
         }
         assert_eq!(lock(&forks.inner.state).next_id, 1, "it was not forked");
+    }
+
+    #[test]
+    fn packages_are_imported_with_the_variables_of_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let packages = folder.path().join("site-packages");
+        std::fs::create_dir(&packages).unwrap();
+        let package = "import os\nWHEN = os.environ.get('ELASTICDL_WORLD_SIZE', 'too early')\n\
+                       GIVEN = os.environ.get('GIVEN', 'too early')\nPID = os.getpid()";
+        std::fs::write(packages.join("reads_variables.py"), package).unwrap();
+        let file = folder.path().join("program.py");
+        let source =
+            "import reads_variables as r, os\nprint(r.WHEN, r.GIVEN, r.PID == os.getpid())";
+        std::fs::write(&file, source).unwrap();
+        let (packages, file) = (packages.display(), file.display());
+        let spec = JobSpec {
+            job_command: format!("env GIVEN=before PYTHONPATH={PACKAGE}:{packages} python3 {file}"),
+            num_workers: 3,
+            ..JobSpec::default()
+        };
+        let forks = ForkServer::start(&spec, &custom_loop::command(&spec)).unwrap();
+        let limit = Duration::from_secs(60);
+        let ran = run(Some(&forks), custom_loop::command(&spec), b"", limit).unwrap().unwrap();
+        assert_eq!((&*ran.stdout, &*ran.stderr), ("3 before False\n", ""));
+    }
+
+    #[test]
+    fn a_program_is_spawned_if_the_server_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (forks, file) = server_within(Duration::from_millis(100), folder.path(), "print(1)");
+        let stopped = Pid::from_raw(forks.pid().cast_signed()).unwrap();
+        kill_process(stopped, Signal::STOP).unwrap();
+        let mut command = Command::new("python3");
+        command.arg(&file);
+        let ran = run(Some(&forks), command, b"", Duration::from_secs(60)).unwrap().unwrap();
+        assert_eq!((ran.how, &*ran.stdout), (Ended::Exit(0), "1\n"));
     }
 
     #[test]

@@ -247,10 +247,8 @@ impl<'a> Supervisor<'a> {
         match order {
             Order::Launch { .. } if matches!(self.phase, SupervisorPhase::Ending { .. }) => {}
             Order::Launch { instance, is_spare, .. } => {
-                // Otherwise, an event will tell.
-                if let Some(launched) = self.children.launch(instance, is_spare).transpose() {
-                    self.report(launch_report(instance, launched));
-                }
+                let launched = self.children.launch(instance, is_spare);
+                self.report(launch_report(instance, launched));
             }
             Order::Stop { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use edl_core::error::is_disk_full;
 use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Report, Role, WORKER_VARIABLES};
+use edl_core::pod::Wait;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::millis;
 use edl_worker::priority;
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -108,10 +109,8 @@ struct Running {
     pid: u32,
     /// Which of all children that were to be forked it is.
     number: u64,
-    /// Of a fork, whose number may belong to another process as soon as it has ended.
-    pidfd: Option<OwnedFd>,
-    /// Sent as soon as it is forked.
-    first_signal: Option<Signal>,
+    /// Dropped when it is not to be forked any more.
+    request: Option<oneshot::Sender<()>>,
     started: Instant,
     /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
@@ -130,8 +129,7 @@ impl Running {
         Self {
             pid,
             number: 0,
-            pidfd: None,
-            first_signal: None,
+            request: None,
             started: Instant::now(),
             stdin,
             kill_at: None,
@@ -144,13 +142,13 @@ impl Running {
     }
 
     fn signal(&mut self, signal: Signal) {
-        self.is_killed |= signal == Signal::KILL;
+        let ends = [Signal::TERM, Signal::KILL].contains(&signal);
+        self.is_killed |= signal == Signal::KILL || (ends && self.is_starting());
         // It may have just ended; then its end is reported.
-        match (&self.task, &self.pidfd) {
-            (Some(task), _) => task.signal(signal),
-            (None, Some(pidfd)) => _ = pidfd_send_signal(pidfd, signal),
-            (None, None) if self.is_starting() => self.first_signal = Some(signal),
-            (None, None) => _ = signals::send(self.pid, signal),
+        match &self.task {
+            Some(task) => task.signal(signal),
+            None if self.is_starting() => _ = self.request.take_if(|_| ends),
+            None => _ = signals::send(self.pid, signal),
         }
     }
 
@@ -246,11 +244,18 @@ impl Children {
         if let Some((stdin, forked)) = self.fork(instance, &command)? {
             self.n_forked += 1;
             let number = self.n_forked;
-            let child = Running { number, ..Running::new(0, Some(stdin), None) };
+            let (request, mut is_over) = oneshot::channel();
+            let request = Some(request);
+            let child = Running { number, request, ..Running::new(0, Some(stdin), None) };
             self.running.insert(instance, child);
             let starting = Box::new(Starting { instance, number, command, normal });
-            self.changes
-                .spawn(async move { Change::Forked { starting, forked: forked.await.ok() } });
+            self.changes.spawn(async move {
+                let forked = tokio::select! {
+                    _ = &mut is_over => None,
+                    forked = forked => forked.ok(),
+                };
+                Change::Forked { starting, forked }
+            });
             return Ok(None);
         }
         self.spawn(instance, &mut command, normal).map(Some)
@@ -268,7 +273,7 @@ impl Children {
         };
         let (read, write) = io::pipe()?;
         let log = self.log_file(instance)?;
-        let forked = forks.fork(&program, [&read.into(), &log, &log]);
+        let forked = forks.fork(&program, [&read.into(), &log, &log], true);
         let stdin = std::process::ChildStdin::from(OwnedFd::from(write));
         Ok(Some(ChildStdin::from_std(stdin)?).zip(forked))
     }
@@ -291,33 +296,29 @@ impl Children {
     /// Continues with a child that was to be forked.
     fn adopt(&mut self, starting: Starting, forked: Option<Forked>) -> Option<ChildEvent> {
         let Starting { instance, number, mut command, normal } = starting;
-        // One that is no longer wanted exits, because its standard input is closed.
-        self.running.get(&instance).filter(|child| child.number == number)?;
-        let mut child = self.running.remove(&instance)?;
-        let Some(forked) = forked else {
-            if child.first_signal.is_some() {
-                let how = KILLED;
-                return Some(ChildEvent::Ended(Reaped { instance, pid: 0, how, was_asked: true }));
-            }
+        // A fork that is no longer wanted is dropped, which kills it.
+        let child = self.running.get_mut(&instance).filter(|child| child.number == number)?;
+        if child.is_killed {
+            let reaped = Reaped { instance, pid: 0, how: KILLED, was_asked: false };
+            return Some(ChildEvent::Ended(self.reaped(reaped)));
+        }
+        let Some(mut forked) = forked else {
+            let kill_at = child.kill_at;
+            self.running.remove(&instance);
             let launched = self.spawn(instance, &mut command, normal);
-            return Some(ChildEvent::Launched(launch_report(instance, launched)));
+            if let Some(child) = self.running.get_mut(&instance) {
+                child.kill_at = kill_at;
+            }
+            return Some(ChildEvent::Launched(launch_report(instance, launched.map(Some))));
         };
+        let pid = forked.pid();
+        (child.pid, child.started) = (pid, Instant::now());
         self.out_of_memory.forget();
-        let (pid, pidfd, ended) = forked.into_parts();
-        let watched = pidfd.try_clone();
-        (child.pid, child.pidfd) = (pid, Some(pidfd));
         if let Some(normal) = normal {
             priority::lower(pid, normal);
         }
-        if let Some(signal) = child.first_signal.take() {
-            child.signal(signal);
-        }
-        self.running.insert(instance, child);
         self.changes.spawn(async move {
-            let how = match watched {
-                Ok(pidfd) => Forked::ended(pidfd, ended).await,
-                Err(_) => ended.await.unwrap_or(Ended::Exit(-1)),
-            };
+            let how = forked.wait().await.unwrap_or(Ended::Exit(-1));
             Change::Ended(Reaped { instance, pid, how, was_asked: false })
         });
         Some(ChildEvent::Launched(Report::Started { instance, pid }))
@@ -551,9 +552,11 @@ fn to_io_error(error: anyhow::Error) -> io::Error {
 }
 
 /// What the master learns about an order to start a child.
-pub(super) fn launch_report(instance: InstanceId, launched: io::Result<u32>) -> Report {
+pub(super) fn launch_report(instance: InstanceId, launched: io::Result<Option<u32>>) -> Report {
     match launched {
-        Ok(pid) => Report::Started { instance, pid },
+        Ok(Some(pid)) => Report::Started { instance, pid },
+        // The time that it may take to connect begins when it runs.
+        Ok(None) => Report::Waiting { instance, why: Wait::Starting },
         Err(error) => Report::NotStarted { instance, error: error.to_string() },
     }
 }
@@ -701,8 +704,12 @@ mod tests {
 
     /// A job whose workers are Python programs with this source, which are forked.
     fn forked(source: &str) -> (tempfile::TempDir, Children, ForkServer) {
+        forked_within(Duration::from_secs(60), source)
+    }
+
+    fn forked_within(limit: Duration, source: &str) -> (tempfile::TempDir, Children, ForkServer) {
         let (root, mut children) = children("");
-        let (forks, file) = fork_server::tests::server(root.path(), source);
+        let (forks, file) = fork_server::tests::server_within(limit, root.path(), source);
         let worker = vec!["python3".into(), file.into_os_string()];
         children.programs.as_mut().unwrap().worker = worker;
         children.forks = Some(forks.clone());
@@ -724,17 +731,24 @@ mod tests {
         line.trim().parse().unwrap()
     }
 
+    /// Whether a child is a fork, and not spawned.
+    fn is_fork(pid: u32) -> bool {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+        String::from_utf8(words).unwrap().contains("elasticdl._fork_server")
+    }
+
     #[tokio::test]
-    async fn a_forked_child_differs_from_a_spawned_one_only_in_its_parent() {
+    async fn a_forked_child_does_not_differ_from_a_spawned_one() {
         let source = "import os, sys\nprint(*sys.argv[1:], os.environ['THREADS'], flush=True)\n\
                       sys.stdin.read()\nsys.exit(5)";
-        let (_root, mut children, forks) = forked(source);
+        let (_root, mut children, _forks) = forked(source);
         assert_eq!(children.launch(WORKER, false).unwrap(), None);
         assert_eq!(children.launch(WORKER, false).unwrap(), None, "only one is started");
         assert_eq!((children.list(), children.is_empty()), (vec![], false));
         let pid = started(&mut children).await;
         assert_eq!(children.launch(WORKER, false).unwrap(), Some(pid));
-        assert_eq!(parent(pid), forks.pid());
+        assert!(is_fork(pid));
+        assert_eq!(parent(pid), std::process::id());
         // It exits when its standard input is closed.
         children.running.get_mut(&WORKER).unwrap().stdin = None;
         let how = Ended::Exit(5);
@@ -746,20 +760,77 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_that_is_killed_before_it_is_forked_does_not_live() {
+    async fn the_time_to_connect_begins_when_the_child_runs() {
         let (_root, mut children, _forks) = forked("import sys; sys.stdin.read()");
-        children.launch(WORKER, false).unwrap();
-        children.kill(WORKER);
+        let report = launch_report(WORKER, children.launch(WORKER, false));
+        assert_eq!(report, Report::Waiting { instance: WORKER, why: Wait::Starting });
         let pid = started(&mut children).await;
-        let end = Reaped { instance: WORKER, pid, how: KILLED, was_asked: false };
-        assert_eq!(ended(&mut children).await, end);
+        let report = launch_report(WORKER, children.launch(WORKER, false));
+        assert_eq!(report, Report::Started { instance: WORKER, pid });
+    }
+
+    #[tokio::test]
+    async fn a_child_that_is_killed_before_it_is_forked_ends_at_once_and_does_not_live() {
+        let source = "import os, sys\n\
+                      print(os.getpid(), flush=True)\nsys.stdin.read()\nsys.stdin.read()";
+        let (_root, mut children, forks) = forked(source);
+        signals::send(forks.pid(), Signal::STOP).unwrap().unwrap();
+        for _ in 0..2 {
+            children.launch(WORKER, false).unwrap();
+            children.terminate(WORKER, Duration::from_secs(600), Instant::now());
+            let end = Reaped { instance: WORKER, pid: 0, how: KILLED, was_asked: true };
+            assert_eq!(ended(&mut children).await, end);
+            assert!(children.is_empty());
+        }
+        children.launch(WORKER, false).unwrap();
+        signals::send(forks.pid(), Signal::CONT).unwrap().unwrap();
+        let pid = started(&mut children).await;
+        let log = children.job.paths().log(WORKER);
+        let printed = || std::fs::read_to_string(&log).unwrap();
+        let is_last = |line: &str| line == pid.to_string();
+        while !printed().lines().any(is_last) {
+            tokio::task::yield_now().await;
+        }
+        // The others may have printed their numbers before they were killed.
+        for other in printed().lines().filter(|line| !is_last(line)) {
+            while is_there(other) {
+                tokio::task::yield_now().await;
+            }
+        }
+        assert_eq!(children.pid(WORKER), Some(pid));
+    }
+
+    /// Whether this process has not ended.
+    fn is_there(pid: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[tokio::test]
+    async fn a_child_is_spawned_if_the_process_that_forks_hangs() {
+        let limit = Duration::from_millis(100);
+        let (_root, mut children, forks) = forked_within(limit, "import sys; sys.stdin.read()");
+        signals::send(forks.pid(), Signal::STOP).unwrap().unwrap();
+        assert_eq!(children.launch(WORKER, false).unwrap(), None);
+        let pid = started(&mut children).await;
+        assert!(!is_fork(pid));
+        let other = InstanceId { id: 4, ..WORKER };
+        assert!(children.launch(other, false).unwrap().is_some(), "it hangs, too");
+        while is_there(&forks.pid().to_string()) {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]
     async fn children_outlive_the_process_that_forked_them_and_others_are_spawned() {
-        let (_root, mut children, forks) = forked("import sys; sys.stdin.read()");
+        let source = "import sys\nprint('runs', flush=True)\nsys.stdin.read()\nsys.exit(5)";
+        let (_root, mut children, forks) = forked(source);
         children.launch(WORKER, false).unwrap();
         let pid = started(&mut children).await;
+        let log = children.job.paths().log(WORKER);
+        while std::fs::read(&log).unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
         signals::send(forks.pid(), Signal::KILL).unwrap().unwrap();
         let other = InstanceId { id: 4, ..WORKER };
         // It may be asked to fork before its end is noticed.
@@ -770,24 +841,22 @@ mod tests {
             };
             assert_eq!(instance, other);
         }
-        assert_eq!(parent(children.pid(other).unwrap()), std::process::id());
-        assert_eq!(children.pid(WORKER), Some(pid));
-        children.kill(WORKER);
-        let end = ended(&mut children).await;
-        assert_eq!((end.instance, end.pid), (WORKER, pid));
+        assert!(!is_fork(children.pid(other).unwrap()));
         children.kill(other);
         assert_eq!(ended(&mut children).await.how, KILLED);
+        children.running.get_mut(&WORKER).unwrap().stdin = None;
+        let end = Reaped { instance: WORKER, pid, how: Ended::Exit(5), was_asked: false };
+        assert_eq!(ended(&mut children).await, end);
     }
 
     #[tokio::test]
-    async fn a_child_that_is_forked_for_a_dead_master_exits_and_is_not_mistaken_for_the_next() {
+    async fn a_child_that_is_forked_for_a_dead_master_is_not_mistaken_for_the_next() {
         let (_root, mut children, _forks) = forked("import sys; sys.stdin.read()");
         children.launch(WORKER, false).unwrap();
         children.forget_starting();
         assert!(children.is_empty());
         children.launch(WORKER, false).unwrap();
         let pid = started(&mut children).await;
-        // The first one has ended, or will, because its standard input is closed.
         assert_eq!(children.list().len(), 1);
         children.kill(WORKER);
         let end = Reaped { instance: WORKER, pid, how: KILLED, was_asked: false };
