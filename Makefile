@@ -166,7 +166,7 @@ verify: ## Check shared memory between workers: every order of events (loom), un
 		cd crates/edl-net/verify && $(CARGO) +nightly miri test --locked --lib; \
 	else echo "verify: Miri is not installed; unsafe reads are not checked"; fi
 
-# With libFuzzer where there are cargo-fuzz and a nightly compiler, else with our own mutator.
+# With libFuzzer where cargo-fuzz is installed or can be, else with our own mutator.
 fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
 	@bash tests/fuzz.sh $(or $(FUZZ_SECS),600) $(TEST)
 
