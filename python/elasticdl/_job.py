@@ -183,6 +183,8 @@ class Job(Evaluating, Logging):
         self._pending: Request | None = None
         # The last step, if the script has ended training.
         self._stop_after: int | None = None
+        # Whether the next steps change nothing; their records are not read.
+        self.is_passing_over = False
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
         # The number of workers that the job started with; it may have others now.
         self.world_size = int(os.environ.get(_WORLD_SIZE, "1"))
@@ -224,6 +226,16 @@ class Job(Evaluating, Logging):
         and `update()` of registered objects then do nothing.
         """
         return self._own.is_step
+
+    @property
+    def next_step(self) -> int:
+        """The step of the batch that the job waits for, or that was taken."""
+        pending = self._own.pending
+        return self.step if pending is None else pending[2]
+
+    def pass_over(self) -> None:
+        """Takes a step that leaves the model and the optimizer as they are."""
+        self._own.n_calls += 1
 
     @property
     def loss(self) -> float | None:
@@ -662,7 +674,8 @@ class Job(Evaluating, Logging):
 
     def _lanes(self, fetch: Callable[[np.ndarray], Any]) -> Iterator[Any]:
         while not self._skips_epochs() and (turn := self._own.next_lane()) is not None:
-            yield fetch(self._begin(turn))
+            records = self._begin(turn)
+            yield None if self.is_passing_over else fetch(records)
             if self._turn is not None and not self._turn.is_reduced:
                 self.allreduce()
             self._turn = None

@@ -10,6 +10,7 @@ trainer's loop again at the right place whenever state was loaded.
 from __future__ import annotations
 
 import copy
+import json
 import multiprocessing
 import os
 import random
@@ -79,6 +80,15 @@ class Feed:
             return iter(())
         taken, self._next = self._next, None
         return taken or iter(())
+
+    def pass_over(self) -> None:
+        """Takes the next step without reading its records or changing anything."""
+        self._job.is_passing_over = True
+        for _ in self.take():
+            pass
+        self._job.is_passing_over = False
+        if self._job.is_step:
+            self._job.pass_over()
 
     def move(self) -> Moved:
         """Puts the current step back, after its batches, because state was loaded in it."""
@@ -219,6 +229,12 @@ class Trained(nn.Module):
                 f"`requires_grad` of the parameter `{min(changed)}` was changed during training; "
                 "freeze parameters before it"
             )
+
+
+def job_seed() -> int | None:
+    """The seed with which the job shuffles records, once there is a job."""
+    folder = _job.job_folder()
+    return None if folder is None else json.loads((folder / "job.json").read_text())["seed"]
 
 
 def check_loader(what: str, loader: Any) -> bool:

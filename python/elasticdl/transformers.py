@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ try:
     from transformers import Trainer, TrainerCallback
     from transformers.integrations import rewrite_logs
     from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import get_last_checkpoint
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
@@ -63,6 +65,8 @@ _SHARING = ("split_batches", "dispatch_batches")
 _OWN_FIELDS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
 # A part of it that grows with every log.
 _LOGS = "log_history"
+# In a checkpoint: what decides which records each step trains.
+_ORDER = "elasticdl.json"
 # The buffer with the sums of a step, if losses are averaged over tokens.
 _TOKENS = "tokens_and_loss_per_record"
 
@@ -81,6 +85,7 @@ class ElasticMixin:
         self._feed: Feed | None = None
         self._trained: Trained | None = None
         self._progress = _Progress(self)
+        self._resumed: _Resumed | None = None
         super().__init__(*args, **kwargs)
         if self.job is not None:
             # The first one: others see what it sets.
@@ -98,14 +103,14 @@ class ElasticMixin:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         if self._feed is not None:
             raise RuntimeError("`train()` was called twice; a job trains once")
-        if resume_from_checkpoint and _trainers.is_described():
-            raise ZooError(
-                f"resume_from_checkpoint={resume_from_checkpoint!r} cannot start a job: the job "
-                "keeps the position in the data; continue it with `elasticdl run --resume JOB`, or "
-                "start another one from the weights with `from_pretrained`"
-            )
-        # Later, the state of the job is newer than that of any checkpoint.
-        return super().train(None, *args, **kwargs)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint:
+            self._resumed = _Resumed(resume_from_checkpoint)
+        # The job gets its first state from the process that describes it; workers get it from the
+        # job, where it can be newer.
+        path = resume_from_checkpoint if _trainers.is_described() else None
+        return super().train(path or None, *args, **kwargs)
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         if self.job is not None:
@@ -137,6 +142,8 @@ class ElasticMixin:
         if not isinstance(train_dataloader, _Loader):
             raise ZooError("`get_train_dataloader` is overridden, but the job assigns the records")
         sums = {_TOKENS: torch.zeros(2)} if self.args.average_tokens_across_devices else {}
+        if self._resumed is not None:
+            self._resumed.check(self.model, train_dataloader.order())
         self._trained = Trained.of(self.model, **sums)
         state = {"trainer": self._progress, "scheduler": Kept(self.lr_scheduler)}
         scaler = getattr(self.accelerator, "scaler", None)
@@ -146,6 +153,7 @@ class ElasticMixin:
         self.job.attach(self._trained, optimizer, **state)
         self._trained.settle()
         self.job.log_config(self.args.to_sanitized_dict())
+        self._order = train_dataloader.order()
         self._feed = train_dataloader.open()
         return prepared
 
@@ -156,7 +164,14 @@ class ElasticMixin:
         if self.job is None:
             super()._run_epoch(epoch=epoch, num_update_steps_per_epoch=n_steps, **rest)
             return
+        # The job has the place in the data.
+        rest["resume_from_checkpoint"] = None
         while self._feed.has_step():
+            if self._resumed is not None and self.job.next_step < self.state.global_step:
+                self._feed.pass_over()  # It was taken before the checkpoint.
+                if self._sums is not None:
+                    self._sums.zero_()
+                continue
             if self.state.global_step // n_steps > epoch:
                 return  # Other workers have trained it.
             self._progress.settle()
@@ -261,8 +276,15 @@ class ElasticMixin:
             super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.job is None or self.is_world_process_zero():
+        if self.job is None:
             super()._save_checkpoint(model, trial)
+        elif self.is_world_process_zero():
+            super()._save_checkpoint(model, trial)
+            folder = f"checkpoint-{self.state.global_step}"
+            path = os.path.join(self._get_output_dir(trial), folder, _ORDER)
+            if os.path.isdir(os.path.dirname(path)):
+                with open(path, "w") as file:
+                    json.dump({**self._order, "seed": _trainers.job_seed()}, file)
         elif self.state.best_global_step:
             # As the leader sees it, which may still be writing this one.
             folder = os.path.join(
@@ -321,6 +343,15 @@ class _Loader:
         while feed.has_step():
             yield _Batches(feed.take())
 
+    def order(self) -> dict[str, int]:
+        """What decides which records a step trains, except for the seed."""
+        return {
+            "lanes": self._trainer.job.lanes,
+            "records_per_lane": self._n_records,
+            "records": len(self.dataset),
+            "shuffled": int(self._is_shuffled),
+        }
+
     def open(self) -> Feed:
         """Joins the job."""
         job = self._trainer.job
@@ -329,6 +360,45 @@ class _Loader:
         collate = functools.partial(_split, self._collate, args.per_device_train_batch_size)
         options = _loader_options(args)
         return Feed(job, job.steps(self.dataset, *plan, collate=collate, **options))
+
+
+class _Resumed:
+    """The checkpoint of a trainer that a job starts from."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._order: dict[str, int] = {}
+        try:
+            with open(os.path.join(path, _ORDER)) as file:
+                self._order = json.load(file)
+        except OSError:
+            if not _trainers.is_described():
+                return  # The job has its state, and perhaps deleted it since.
+            raise ZooError(
+                f"resume_from_checkpoint={path!r} cannot start a job: no job has written it, so "
+                "it does not say which records were trained; load its weights with "
+                "`from_pretrained` instead, or continue a job with `elasticdl run --resume JOB`"
+            ) from None
+
+    def check(self, model: Any, order: dict[str, int]) -> None:
+        """Refuses what would not continue where the checkpoint was written."""
+        seed = _trainers.job_seed()
+        ours = order if seed is None else {**order, "seed": seed}
+        for name, value in ours.items():
+            if self._order.get(name, value) != value:
+                raise ZooError(
+                    f"resume_from_checkpoint={self._path!r} was written by a job with "
+                    f"{name}={self._order[name]}, but this one has {value}, so its steps train "
+                    "other records; use the same value"
+                )
+        kept = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point() and name in kept:
+                raise ZooError(
+                    f"resume_from_checkpoint cannot start a job, because the model has the buffer "
+                    f"`{name}`, which could change before the place of the checkpoint; continue "
+                    "the job with `elasticdl run --resume JOB`"
+                )
 
 
 class _Progress(Progress):

@@ -19,16 +19,20 @@ from conftest import ROOT, Cluster  # noqa: E402
 from elasticdl import _state  # noqa: E402
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
+# Neither the end of an epoch nor of what is logged together.
+RESUMED_STEP = 6
 
 
-def train(cluster: Cluster, folder: Path, kind: str, n_workers: int, *kills: int) -> dict:
+def train(
+    cluster: Cluster, folder: Path, kind: str, n_workers: int, *kills: int, **env: str
+) -> dict:
     """Runs a job; returns what its workers have at the end."""
     folder.mkdir()
     words = [script.__file__, kind, str(folder), str(n_workers), *map(str, kills)]
     # The others wait for those that replace killed ones.
     workers = f"--workers={n_workers}:{n_workers}"
     flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
-    cluster.run("run", *flags, *words, **OFFLINE)
+    cluster.run("run", *flags, *words, **OFFLINE, **env)
     cluster.run("audit", folder.name)
     assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
     joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
@@ -73,6 +77,14 @@ def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
     assert logged["train/loss"] == logged["train/learning_rate"] == steps
     assert logged["eval/loss"] == [script.STEPS_PER_EPOCH, script.N_STEPS]
     assert logged["train/train_loss"] == [script.N_STEPS], "after the last step"
+    # Another job continues from a checkpoint of the trainer, in the middle of an epoch.
+    place = str(folder / "output" / f"checkpoint-{RESUMED_STEP}")
+    again = train(cluster, tmp_path / "resumed", "gpt2", 1, RESUMED=place)
+    check(again["model"], wanted)
+    assert _state.difference(end["optimizer"], again["optimizer"]) is None
+    assert (again["logs"], again["scheduler"]) == (end["logs"], end["scheduler"])
+    steps = [event.split()[1] for event in again["seen"] if event.startswith("step")]
+    assert steps == [str(step) for step in range(RESUMED_STEP + 1, script.N_STEPS + 1)]
 
 
 def test_lanes_are_what_devices_are_to_the_arguments(tmp_path: Path) -> None:
@@ -119,10 +131,26 @@ def test_another_launcher_is_refused() -> None:
 
 
 def test_what_cannot_start_a_job_is_refused_before_it(cluster: Cluster, tmp_path: Path) -> None:
-    words = ["run", script.__file__, "resumed", str(tmp_path), "1"]
-    done = cluster.run(*words, code=2, **OFFLINE)
-    assert "resume_from_checkpoint='old' cannot start a job" in done.stderr
+    words = ["run", script.__file__, "gpt2", str(tmp_path), "1"]
+    done = cluster.run(*words, code=2, **OFFLINE, RESUMED="old")
+    assert "resume_from_checkpoint='old' cannot start a job: no job has written it" in done.stderr
     assert not [*cluster.home.glob("jobs/*")]
+
+
+def test_a_checkpoint_is_refused_if_its_steps_are_those_of_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elasticdl.json").write_text('{"lanes": 2, "records": 5, "seed": 1}')
+    resumed = elasticdl.transformers._Resumed(str(tmp_path))
+    model, order = torch.nn.Linear(1, 1), {"lanes": 2, "records": 5}
+    resumed.check(model, order)
+    with pytest.raises(elasticdl.ZooError, match="with lanes=2, but this one has 3, so its steps"):
+        resumed.check(model, {**order, "lanes": 3})
+    with pytest.raises(elasticdl.ZooError, match="the model has the buffer `running_mean`"):
+        resumed.check(torch.nn.BatchNorm1d(2), order)
+    monkeypatch.setattr(elasticdl._trainers, "job_seed", lambda: 7)
+    with pytest.raises(elasticdl.ZooError, match="with seed=1, but this one has 7, so its steps"):
+        resumed.check(model, order)
 
 
 def test_the_example_changes_one_line() -> None:

@@ -216,7 +216,7 @@ def main(kind: str, folder: Path, n_workers: int, kills: list[int]) -> None:
         model, arguments(kind, folder), collate, trained, evaluated, callbacks=callbacks
     )
     object.__setattr__(model, "job", trainer.job)
-    done = trainer.train(resume_from_checkpoint="old" if kind == "resumed" else None)
+    done = trainer.train(resume_from_checkpoint=os.environ.get("RESUMED"))
     trainer.save_model(str(folder / "saved"))
     states = {
         "model": model.state_dict(),
