@@ -169,6 +169,24 @@ MUTATIONS = [
         "if !MUTANT {\n                self.allow_begun(step);\n            }",
     ),
     Mutation(
+        "change the members before all of them have paused",
+        f"{CORE}/job/step_control.rs",
+        ".filter(|_| has_all)",
+        ".filter(|_| MUTANT || has_all)",
+    ),
+    Mutation(
+        "plan a change of members for a step that one of them has passed",
+        f"{CORE}/job/step_control.rs",
+        "pause.last.values().copied().max()",
+        "if MUTANT { pause.last.values().min() } else { pause.last.values().max() }.copied()",
+    ),
+    Mutation(
+        "pause before a step that is begun",
+        f"{CORE}/member.rs",
+        "let step = self.begun.max(step);",
+        "let step = if MUTANT { step } else { self.begun.max(step) };",
+    ),
+    Mutation(
         "believe the state of a worker that does not hold it",
         f"{CORE}/world.rs",
         "holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))",

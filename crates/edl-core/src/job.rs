@@ -134,8 +134,9 @@ pub struct Job {
     /// Set if nothing has happened since the last tick, and that tick changed nothing: when the
     /// next decision could become possible. Signs of life can only postpone that.
     wake_at: Option<Time>,
-    /// The world needed no change when its count of changes and the maximum number of its members
-    /// were these, and only routine reports have come since.
+    /// The world needed no change, or its members were not all ready for one, when its count of
+    /// changes and the maximum number of its members were these, and only routine reports have come
+    /// since.
     unchanged_world: Option<(u64, Option<u32>)>,
     /// The most batches that were ever done.
     furthest: u64,

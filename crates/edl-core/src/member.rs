@@ -112,7 +112,7 @@ pub struct Member {
     highest: WorldId,
     /// The last grant of any world.
     go: Option<(WorldId, u64)>,
-    /// The job stops: no step after this one is begun in this world, whatever was granted.
+    /// It was asked to pause: no step after this one is begun in this world, whatever was granted.
     pause: Option<(WorldId, u64)>,
     /// The last step that was begun with the state that it holds, in any world.
     begun: u64,
@@ -328,7 +328,8 @@ impl Member {
                     *last = until.max(*last);
                 }
             }
-            Command::Drain { .. } => self.pause(),
+            Command::Pause { world, number } => self.pause(world, number),
+            Command::Drain { .. } => self.drop_shards(),
             Command::Checkpoint(order) => self.orders.push(order),
             Command::Lease { lease, task } => self.assigned(lease, task),
             Command::Revoke(lease) => self.drop_shard(lease),
@@ -512,14 +513,12 @@ impl Member {
 
     /// Begins no further step. One that was begun is finished: another member may have trained it,
     /// and servers may have applied it.
-    fn pause(&mut self) {
-        let (Some(world), Some(step)) = (&self.world, self.step()) else { return };
-        let (world, step) = (world.world.id, self.begun.max(step));
-        let last =
-            self.pause.filter(|(of, _)| *of == world).map_or(step, |(_, last)| last.max(step));
-        self.pause = Some((world, last));
-        self.drop_shards();
-        self.report(Report::Member(MemberReport::Paused { world, step: last }));
+    fn pause(&mut self, world: WorldId, number: u64) {
+        let is_in = self.world.as_ref().is_some_and(|known| known.world.id == world);
+        let Some(step) = self.step().filter(|_| is_in) else { return };
+        let step = self.begun.max(step);
+        self.pause = Some((world, step));
+        self.report(Report::Member(MemberReport::Paused { world, number, step }));
     }
 
     /// Whether it must connect to the servers before it trains or evaluates.

@@ -254,6 +254,7 @@ impl Worker {
             | Command::Ping
             | Command::World(_)
             | Command::Go { .. }
+            | Command::Pause { .. }
             | Command::Checkpoint(_) => {}
         }
     }

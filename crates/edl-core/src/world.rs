@@ -108,7 +108,8 @@ pub struct Worlds {
     /// was read from keep training without waiting. None before a job's first world: all counts.
     holders: Option<BTreeMap<WorkerId, Incarnation>>,
     is_broken: bool,
-    /// The highest step that any worker was ever allowed to train.
+    /// The highest step that any worker was ever allowed to train, unless all have given up those
+    /// after it.
     until: u64,
     /// Shifts the lanes among the members, so another one tries work that failed.
     rotation: usize,
@@ -435,6 +436,11 @@ impl Worlds {
     #[must_use]
     pub fn current(&self) -> Option<&World> {
         self.current.as_ref().map(|placed| &placed.world)
+    }
+
+    #[must_use]
+    pub fn is_current(&self, world: WorldId) -> bool {
+        self.current().is_some_and(|current| current.id == world)
     }
 
     /// Whether `worker` holds the state of the current world.

@@ -249,6 +249,7 @@ fn log(command: &Command) {
         | Command::Ping(_)
         | Command::World(_)
         | Command::Go(_)
+        | Command::Pause(_)
         | Command::Checkpoint(_) => {}
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! `ELASTICDL_TEST_PYTHON` names a Python with PyTorch; without one torchrun is left out.
 //! `BENCH_KILLS=20` and `BENCH_ROUNDS=3` say how often each thing is done; `BENCH_ONLY=spares` leaves
-//! out what has nothing to do with spares.
+//! out what has nothing to do with spares, and `BENCH_ONLY=joining` everything but spares that join.
 
 #![allow(
     clippy::print_stdout,
@@ -39,8 +39,13 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let n_kills = number("BENCH_KILLS", 20);
     let n_rounds = number("BENCH_ROUNDS", 3);
-    if std::env::var("BENCH_ONLY").is_ok_and(|only| only == "spares") {
-        return runtime.block_on(spares(n_kills, n_rounds));
+    match std::env::var("BENCH_ONLY").as_deref() {
+        Ok("spares") => return runtime.block_on(spares(n_kills, n_rounds)),
+        Ok("joining") => {
+            (0..n_rounds).try_for_each(|_| runtime.block_on(joining(1)))?;
+            return Ok(());
+        }
+        Ok(_) | Err(_) => {}
     }
     let mut ours = runtime.block_on(kill_to_next_step(n_kills))?;
     let ours_median = report("kill -9 of 1 of 4 workers to the next committed step", &mut ours);

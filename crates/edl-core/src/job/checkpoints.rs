@@ -142,6 +142,11 @@ impl Checkpoints {
         self.checkpoint.is_some()
     }
 
+    /// The version of the one in progress.
+    pub(super) fn in_progress(&self) -> Option<u64> {
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.version)
+    }
+
     /// Whether a worker that passes the step of the one in progress could make it fail: a server
     /// that learns of it too late no longer has the state of its step.
     pub(super) fn must_not_pass(&self) -> bool {

@@ -85,8 +85,14 @@ pub enum Command {
     Checkpoint(MemberCheckpoint),
     /// Answer by a heartbeat, at once.
     Ping,
-    /// The job stops within this time: begin nothing more. A worker with parameter servers answers
-    /// `Returned`, a member of a world `Paused`.
+    /// Members of `world` begin no further step, until a `Go` allows it again. They answer `Paused`
+    /// with this number.
+    Pause {
+        world: WorldId,
+        number: u64,
+    },
+    /// The job stops within this time. A worker with parameter servers begins nothing more and
+    /// answers `Returned`; a member of a world drops its shards.
     Drain {
         within: Duration,
     },

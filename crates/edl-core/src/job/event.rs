@@ -138,8 +138,9 @@ pub enum MemberReport {
     Formed { world: WorldId, step: u64, pause_secs: f64, state_bytes: u64 },
     /// It holds the state after `step`.
     Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
-    /// It was asked to drain, and begins no step after `step` before it is allowed again.
-    Paused { world: WorldId, step: u64 },
+    /// It was asked to pause, by the request with this number, and begins no step after `step`
+    /// before it is allowed again.
+    Paused { world: WorldId, number: u64, step: u64 },
     /// It takes this long to train a lane.
     Pace { lane_secs: f64 },
     /// It cannot continue because of another member.

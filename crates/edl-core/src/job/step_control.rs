@@ -4,6 +4,11 @@
 //! A worker trains up to the last step that it is allowed, then it waits. No worker has passed a
 //! step that is not allowed yet, so anything can be ordered for it: a checkpoint, a change of
 //! members. Without a master, all workers stop there.
+//!
+//! These steps may take long, so a change of members does not wait for them. The members are asked
+//! to pause, and answer with the last step that each of them has begun. When all have answered, the
+//! steps after the highest of these are no longer allowed, and the change takes place there. No
+//! member begins a step that it has ruled out before the master allows it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,11 +24,11 @@ use crate::world::{Candidate, Formed, Member, World, Worlds};
 const AHEAD: Duration = Duration::from_secs(1);
 const MIN_AHEAD: u64 = 8;
 const MAX_AHEAD: u64 = 100_000;
-/// While a worker may join, fewer steps are allowed by this factor: it joins after the last of them.
-const JOINER_SHARE: u64 = 5;
-const MIN_AHEAD_OF_JOINER: u64 = 2;
 /// The speed is measured over at least this long.
 const MEASURED: Duration = Duration::from_millis(200);
+/// A change of members waits this long for all members to pause. Then they train on, and it takes
+/// place after the last step that is allowed.
+const PAUSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hashes of this many steps are kept for comparison.
 const MAX_HASHES: usize = 64;
 /// The hash that a worker reports when it no longer knows the one of a step.
@@ -45,8 +50,6 @@ pub(super) struct StepControl {
     n_measured: u64,
     /// Steps that are trained in the time for which steps are allowed in advance.
     ahead: u64,
-    /// Whether there are workers that do not train yet.
-    may_join: bool,
     /// When the world last made progress.
     progressed_at: Time,
     /// When it last finished a step, unless it has paused since.
@@ -67,12 +70,38 @@ pub(super) struct StepControl {
     /// The last step that the members may train, if that is lower than what was ever allowed: steps
     /// are under suspicion.
     held_back: Option<u64>,
-    /// The job stops: the world that was asked to pause, and the last step that each of its members
-    /// has begun.
-    pause: Option<(WorldId, BTreeMap<WorkerId, u64>)>,
+    pause: Option<Pause>,
     /// Steps that may have crashed a worker. Each is allowed when the one before it is done, so the
     /// next crash shows which one.
     isolated: Range<u64>,
+}
+
+/// The members of a world were asked to pause: for a change of members, or because the job stops.
+#[derive(Clone, Debug)]
+struct Pause {
+    world: WorldId,
+    /// Of the request. A late answer to an earlier one says nothing: steps were allowed since.
+    number: u64,
+    since: Time,
+    /// The last step that each member begins.
+    last: BTreeMap<WorkerId, u64>,
+    /// Not all members answered in time, and they train on.
+    has_failed: bool,
+}
+
+/// What has come of a request to pause for a change of members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Paused {
+    /// There was no request.
+    NotAsked,
+    /// Not all members have answered.
+    Waiting,
+    /// No member begins a step after this one.
+    At(u64),
+    /// Not all of them have answered in time.
+    Late,
+    /// That was known before.
+    Failed,
 }
 
 impl StepControl {
@@ -88,7 +117,6 @@ impl StepControl {
             measured_at: now,
             n_measured: 0,
             ahead: MIN_AHEAD,
-            may_join: false,
             progressed_at: now,
             stepped_at: None,
             gathering_since: None,
@@ -141,17 +169,9 @@ impl StepControl {
         self.until() < self.worlds.until()
     }
 
-    /// Whether a worker may join soon, so that fewer steps are allowed in advance.
-    pub(super) fn expect_joiner(&mut self, may_join: bool) {
-        self.may_join = may_join;
-    }
-
     /// How many steps are allowed in advance.
     fn n_ahead(&self) -> u64 {
-        match self.may_join {
-            true => (self.ahead / JOINER_SHARE).max(MIN_AHEAD_OF_JOINER),
-            false => self.ahead.max(MIN_AHEAD),
-        }
+        self.ahead.max(MIN_AHEAD)
     }
 
     /// The last step that can be allowed when `n_done` are done and training pauses at `end`.
@@ -186,7 +206,7 @@ impl StepControl {
 
     /// Allows further steps before those allowed are used up; returns the last one.
     pub(super) fn grant(&mut self, n_done: u64, end: u64, now: Time) -> Option<u64> {
-        if self.n_drain_checkpoints.is_some() || !self.worlds.is_settled() {
+        if self.n_drain_checkpoints.is_some() || !self.worlds.is_settled() || self.is_pausing() {
             return None;
         }
         self.measure(n_done, now);
@@ -228,6 +248,7 @@ impl StepControl {
         (self.progressed_at, self.stepped_at) = (now, None);
         self.n_drain_checkpoints = None;
         (self.pause_secs, self.state_bytes) = (0.0, 0);
+        self.pause = None;
         self.worlds.form(id, workers, after, candidates).cloned()
     }
 
@@ -357,7 +378,10 @@ impl StepControl {
         waits: [Duration; 2],
     ) -> impl Iterator<Item = Time> {
         let gathering = self.gathering_since.map(|since| waits.map(|wait| since + wait));
-        [self.progressed_at + timeout].into_iter().chain(gathering.into_iter().flatten())
+        let pause = self.asked().filter(|pause| !pause.has_failed);
+        let pause = pause.map(|pause| pause.since + PAUSE_TIMEOUT);
+        let gathering = gathering.into_iter().flatten();
+        [self.progressed_at + timeout].into_iter().chain(gathering).chain(pause)
     }
 
     /// Since when workers wait for a first world.
@@ -369,34 +393,75 @@ impl StepControl {
         self.gathering_since = None;
     }
 
-    /// Whether the members of the world must be asked to pause.
-    pub(super) fn begin_pause(&mut self) -> bool {
-        let world = self.worlds.current().map(|world| world.id);
-        let is_asked = world.is_none() || self.pause.as_ref().map(|(asked, _)| *asked) == world;
-        if !is_asked {
-            self.pause = world.map(|world| (world, BTreeMap::new()));
-        }
-        !is_asked
+    /// Members of the current world are asked to pause, by the request with this number.
+    pub(super) fn begin_pause(&mut self, number: u64, now: Time) -> Option<WorldId> {
+        let world = self.worlds.current()?.id;
+        let last = BTreeMap::new();
+        self.pause = Some(Pause { world, number, since: now, last, has_failed: false });
+        Some(world)
+    }
+
+    pub(super) fn is_asked_to_pause(&self) -> bool {
+        self.asked().is_some()
+    }
+
+    /// How the members of the current world were asked to pause, if they were.
+    fn asked(&self) -> Option<&Pause> {
+        self.pause.as_ref().filter(|pause| self.worlds.is_current(pause.world))
     }
 
     /// A member begins no step after `step`.
-    pub(super) fn paused(&mut self, world: WorldId, worker: WorkerId, step: u64) {
-        if let Some((_, steps)) = self.pause.as_mut().filter(|(asked, _)| *asked == world) {
-            steps.insert(worker, step);
+    pub(super) fn paused(&mut self, world: WorldId, worker: WorkerId, number: u64, step: u64) {
+        let is_member = self.is_member(worker);
+        let asked = self.pause.as_mut().filter(|pause| pause.world == world && is_member);
+        if let Some(pause) = asked.filter(|pause| pause.number == number) {
+            pause.last.insert(worker, step);
         }
     }
 
-    /// A member may have missed what it was asked: all are asked again.
+    /// Members are asked again: one may have missed what it was asked, or it is for something else.
     pub(super) fn pause_again(&mut self) {
         self.pause = None;
     }
 
-    /// The last step that any member has begun, once all of them have paused.
+    /// The last step that any member begins, once all of them have paused.
     pub(super) fn paused_at(&self) -> Option<u64> {
-        let world = self.worlds.current()?;
-        let (_, steps) = self.pause.as_ref().filter(|(asked, _)| *asked == world.id)?;
-        let of_members = world.members.iter().map(|member| steps.get(&member.worker).copied());
-        of_members.collect::<Option<Vec<u64>>>()?.into_iter().max()
+        let pause = self.asked().filter(|pause| !pause.has_failed)?;
+        let has_all = pause.last.len() == self.worlds.current()?.members.len();
+        pause.last.values().copied().max().filter(|_| has_all)
+    }
+
+    /// Whether members were asked to pause, and not all have answered.
+    pub(super) fn is_pausing(&self) -> bool {
+        self.asked().is_some_and(|pause| !pause.has_failed) && self.paused_at().is_none()
+    }
+
+    /// What has come of the request to pause for a change of members.
+    pub(super) fn pause_for_change(&mut self, now: Time) -> Paused {
+        let step = self.paused_at();
+        self.pause.take_if(|pause| !self.worlds.is_current(pause.world));
+        let Some(pause) = &mut self.pause else { return Paused::NotAsked };
+        if let Some(step) = step {
+            self.pause = None;
+            return Paused::At(step);
+        }
+        if pause.has_failed {
+            return Paused::Failed;
+        }
+        pause.has_failed = now >= pause.since + PAUSE_TIMEOUT;
+        if pause.has_failed { Paused::Late } else { Paused::Waiting }
+    }
+
+    /// The members need not pause after all. Whether they were asked to.
+    pub(super) fn cancel_pause(&mut self) -> bool {
+        let is_asked = self.asked().is_some_and(|pause| !pause.has_failed);
+        self.pause.take_if(|_| is_asked).is_some()
+    }
+
+    /// Takes back the steps after `step`, which all members have ruled out.
+    pub(super) fn shorten(&mut self, step: u64) {
+        self.worlds.start_over(step);
+        self.held_back = self.held_back.map(|until| until.min(step));
     }
 
     /// Takes back the steps after `step`: no member has begun them.
@@ -433,19 +498,16 @@ mod tests {
     use super::*;
 
     /// How many steps are allowed after a second of training at this speed.
-    fn n_allowed(steps_per_second: u64, may_join: bool) -> u64 {
+    fn n_allowed(steps_per_second: u64) -> u64 {
         let mut steps = StepControl::new(&JobSpec::default(), None, Time::ZERO);
-        steps.expect_joiner(may_join);
         steps.measure(steps_per_second, Time::ZERO + Duration::from_secs(1));
         steps.allowed(steps_per_second, u64::MAX) - steps_per_second
     }
 
     #[test]
-    fn steps_of_about_a_second_are_allowed_or_fewer_while_a_worker_may_join() {
-        let speeds = [(1000, 1000, 200), (10, 10, 2), (1, 8, 2)];
-        for (steps_per_second, alone, with_joiner) in speeds {
-            assert_eq!(n_allowed(steps_per_second, false), alone, "{steps_per_second}");
-            assert_eq!(n_allowed(steps_per_second, true), with_joiner, "{steps_per_second}");
+    fn steps_of_about_a_second_are_allowed() {
+        for (steps_per_second, allowed) in [(1000, 1000), (10, 10), (1, 8)] {
+            assert_eq!(n_allowed(steps_per_second), allowed);
         }
     }
 }

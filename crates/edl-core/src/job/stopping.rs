@@ -28,6 +28,9 @@ impl Job {
             return;
         }
         self.keep_servers();
+        if let Some(steps) = self.strategy.steps_mut() {
+            steps.pause_again();
+        }
         if !self.strategy.trains_in_steps() {
             let workers: Vec<WorkerId> = self.roster.worker_ids().collect();
             self.drain(workers, now);
@@ -112,18 +115,15 @@ impl Job {
 
     /// Asks the members of the world to pause, and saves the last step that any of them has begun.
     fn advance_pause(&mut self, now: Time) {
-        let Some(steps) = self.strategy.steps_mut().filter(|steps| steps.worlds().is_settled())
-        else {
+        if !self.steps_mut().worlds().is_settled() {
             return;
-        };
-        if steps.begin_pause() {
-            let world = steps.worlds().current().into_iter();
-            let members = world.flat_map(|world| &world.members).map(|member| member.worker);
-            let members = members.collect();
-            return self.drain(members, now);
         }
-        let Some(step) = steps.paused_at() else { return };
-        steps.end_at(step);
+        if self.ask_to_pause(now) {
+            let members = self.strategy.members().iter().map(|member| member.worker);
+            return self.drain(members.collect(), now);
+        }
+        let Some(step) = self.steps_mut().paused_at() else { return };
+        self.steps_mut().end_at(step);
         if step == 0 || self.durable.exact_checkpoint(step).is_some() {
             return self.end_stop(None);
         }

@@ -208,9 +208,12 @@ impl Strategy {
         self.worlds().map(Worlds::until)
     }
 
-    /// Whether all processes that write a checkpoint are there, and no change is in progress.
+    /// Whether all processes that write a checkpoint are there, no change is in progress, and the
+    /// last step that is allowed will stay so.
     pub(super) fn can_checkpoint(&self) -> bool {
-        self.worlds().is_none_or(|worlds| worlds.is_settled() && self.is_serving())
+        self.steps().is_none_or(|steps| {
+            steps.worlds().is_settled() && !steps.is_pausing() && self.is_serving()
+        })
     }
 
     /// Panics if workers or servers know of a generation that is not durable.

@@ -5,6 +5,7 @@ mod adopted;
 mod bench;
 mod deadlines;
 mod faults;
+mod joining;
 mod lifecycle;
 mod members;
 mod nonfinite;

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::step_control::StepControl;
+use super::step_control::{Paused, StepControl};
 use super::strategy::Strategy;
 use super::{Command, Effect, EventKind, Job, LoadFrom, MemberReport, Peer, Stage, Suspect};
 use crate::id::{WorkerId, WorldId};
@@ -51,18 +51,72 @@ impl Job {
         match self.steps().worlds().next(&candidates, most) {
             Change::Nothing => {
                 self.steps_mut().end_drain();
+                self.cancel_pause();
                 self.unchanged_world = Some(facts);
             }
             // Steps under suspicion come first, and a job that stops waits for no change.
             Change::Form { after: Some(_), .. }
-                if self.steps().is_careful() || self.stages.stopping().is_some() => {}
+                if self.steps().is_careful() || self.stages.stopping().is_some() =>
+            {
+                self.cancel_pause();
+            }
+            Change::Form { after: Some(_), .. } if !self.pause_for_change(now) => {
+                self.unchanged_world = Some(facts);
+            }
             Change::Form { workers, after } => {
+                let after = after.map(|_| self.steps().worlds().until());
                 let keeps =
                     after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
                 if !keeps && !self.must_gather(&workers, &candidates, now) {
                     self.form_world(&workers, after, &candidates, now);
                 }
             }
+        }
+    }
+
+    /// Makes a planned change of members take place after the steps that they have begun, instead
+    /// of after all that they are allowed: those may take long. True once that is decided.
+    fn pause_for_change(&mut self, now: Time) -> bool {
+        let ordered = self.checkpoints.in_progress().unwrap_or(0);
+        let soon = self.ledger().n_done() + 1;
+        match self.steps_mut().pause_for_change(now) {
+            Paused::Failed => return true,
+            Paused::NotAsked if self.steps().until() <= ordered.max(soon) => return true,
+            Paused::NotAsked => {
+                self.ask_to_pause(now);
+                return false;
+            }
+            Paused::Waiting => return false,
+            Paused::Late => {}
+            Paused::At(step) => {
+                // A checkpoint that was ordered for a step is written there.
+                let step = step.max(ordered);
+                if step < self.steps().until() {
+                    self.steps_mut().shorten(step);
+                }
+            }
+        }
+        let until = self.steps().until();
+        self.send_go(until);
+        true
+    }
+
+    /// Asks the members of the world to pause, unless they were asked before.
+    pub(super) fn ask_to_pause(&mut self, now: Time) -> bool {
+        if self.steps().is_asked_to_pause() {
+            return false;
+        }
+        let number = self.number();
+        let Some(world) = self.steps_mut().begin_pause(number, now) else { return false };
+        self.send_to_members(Command::Pause { world, number });
+        true
+    }
+
+    /// No change of members is planned anymore: they train on. A job that stops asks for itself.
+    fn cancel_pause(&mut self) {
+        if self.stages.stopping().is_none() && self.steps_mut().cancel_pause() {
+            let until = self.steps().until();
+            self.send_go(until);
         }
     }
 
@@ -210,10 +264,7 @@ impl Job {
     pub(super) fn grant(&mut self, now: Time) {
         let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
         let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();
-        let n_workers = self.instances.n_workers();
         let Some(steps) = self.strategy.steps_mut().filter(|_| may_grant) else { return };
-        let n_members = steps.worlds().current().map_or(0, |world| world.members.len());
-        steps.expect_joiner(n_workers > n_members);
         if let Some(until) = steps.grant(n_done, end, now) {
             self.send_go(until);
         }
@@ -221,8 +272,11 @@ impl Job {
 
     pub(super) fn send_go(&mut self, until: u64) {
         let Some(world) = self.strategy.worlds().and_then(Worlds::current) else { return };
-        let command = Command::Go { world: world.id, until };
-        let members = world.members.iter();
+        self.send_to_members(Command::Go { world: world.id, until });
+    }
+
+    fn send_to_members(&mut self, command: Command) {
+        let members = self.strategy.members().iter();
         self.effects.extend(members.map(|m| Effect::ToWorker(m.worker, command.clone())));
     }
 
@@ -244,7 +298,12 @@ impl Job {
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
-            MemberReport::Paused { world, step } => steps.paused(world, worker, step),
+            MemberReport::Paused { world, number, step } => {
+                steps.paused(world, worker, number, step);
+                if !steps.is_pausing() {
+                    self.unchanged_world = None;
+                }
+            }
             MemberReport::Pace { lane_secs } => {
                 let lane = Duration::try_from_secs_f64(lane_secs).unwrap_or_default();
                 steps.worlds_mut().measured(worker, lane);

@@ -325,34 +325,51 @@ fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
     assert_eq!(bench.doing, None);
 }
 
-fn drain() -> Event {
-    Event::Command(Command::Drain { within: Duration::from_secs(5) })
+fn pause(world: u64, number: u64) -> Event {
+    Event::Command(Command::Pause { world: WorldId(world), number })
 }
 
-fn paused(world: u64, step: u64) -> Report {
-    Report::Member(MemberReport::Paused { world: WorldId(world), step })
+fn paused(world: u64, number: u64, step: u64) -> Report {
+    Report::Member(MemberReport::Paused { world: WorldId(world), number, step })
 }
 
 #[test]
-fn a_member_that_drains_finishes_the_step_that_it_has_begun_and_those_of_others() {
+fn a_member_that_pauses_finishes_the_step_that_it_has_begun_and_those_of_others() {
     let mut bench = Bench::new(config());
-    bench.feed(drain());
+    bench.feed(pause(1, 1));
     assert_eq!(bench.reports.len(), 1, "it is in no world");
     bench.feed(announce(loading(world(1, &[ME], None, 9))));
     bench.run_to("train 2.0");
-    bench.feed(drain());
-    assert_eq!(bench.reports.last(), Some(&paused(1, 3)));
+    let n_before = bench.reports.len();
+    bench.feed(pause(2, 2));
+    assert_eq!(bench.reports.len(), n_before, "it is not in that world");
+    bench.feed(pause(1, 3));
+    assert_eq!(bench.reports.last(), Some(&paused(1, 3, 3)));
     bench.run();
     assert_eq!(bench.member.step(), Some(3));
     // Another member has begun one more step.
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
     bench.run();
     assert_eq!(bench.member.step(), Some(4));
-    bench.feed(drain());
-    assert_eq!(bench.reports.last(), Some(&paused(1, 4)));
+    bench.feed(pause(1, 4));
+    assert_eq!(bench.reports.last(), Some(&paused(1, 4, 4)));
     bench.feed(announce(world(2, &[ME], None, 9)));
     bench.run();
     assert_eq!(bench.member.step(), Some(9), "the next world was not asked to pause");
+}
+
+#[test]
+fn a_member_that_may_train_on_pauses_again_after_what_it_has_begun() {
+    let mut bench = Bench::new(config());
+    bench.feed(announce(loading(world(1, &[ME], None, 9))));
+    bench.run_to("train 2.0");
+    bench.feed(pause(1, 1));
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
+    bench.run_to("train 4.0");
+    bench.feed(pause(1, 2));
+    assert_eq!(bench.reports.last(), Some(&paused(1, 2, 5)), "though nine were allowed");
+    bench.run();
+    assert_eq!(bench.member.step(), Some(5));
 }
 
 #[test]
@@ -364,8 +381,9 @@ fn a_step_that_was_begun_in_a_world_that_broke_is_finished_in_the_next_one() {
     bench.feed(announce(world(3, &[ME], None, 5)));
     bench.run_to("transfer");
     bench.succeed();
-    bench.feed(drain());
-    assert_eq!(bench.reports.last(), Some(&paused(3, 3)), "servers may have applied it");
+    bench.feed(pause(3, 1));
+    let answer = paused(3, 1, 3);
+    assert_eq!(bench.reports.last(), Some(&answer), "servers may have applied it");
     bench.run();
     assert_eq!(bench.member.step(), Some(3));
 }
@@ -381,8 +399,8 @@ fn a_member_that_received_its_state_pauses_after_the_step_that_servers_may_have(
         bench.end(Ok(Outcome::Levels(vec![None, Some(3)])));
         bench.succeed();
         assert_eq!(bench.member.step(), Some(3));
-        bench.feed(drain());
-        assert_eq!(bench.reports.last(), Some(&paused(2, last)), "of {until}");
+        bench.feed(pause(2, 1));
+        assert_eq!(bench.reports.last(), Some(&paused(2, 1, last)), "of {until}");
     }
 }
 

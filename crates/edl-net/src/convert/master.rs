@@ -77,8 +77,8 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::Stepped(proto::Stepped { world, step, hash, loss }) => {
             Report::Member(MemberReport::Stepped { world: WorldId(world), step, hash, loss })
         }
-        Kind::Paused(proto::Paused { world, step }) => {
-            Report::Member(MemberReport::Paused { world: WorldId(world), step })
+        Kind::Paused(proto::Paused { world, step, number }) => {
+            Report::Member(MemberReport::Paused { world: WorldId(world), number, step })
         }
         Kind::Pace(proto::Pace { lane_secs }) => Report::Member(MemberReport::Pace { lane_secs }),
         Kind::PeerLost(report) => Report::Member(peer_lost(report)),
@@ -289,6 +289,9 @@ impl Encoder<'_> {
                 Kind::World(sent.send(worker, id, || self.world(&announced)))
             }
             Command::Go { world, until } => Kind::Go(proto::Go { world: world.0, until }),
+            Command::Pause { world, number } => {
+                Kind::Pause(proto::Pause { world: world.0, number })
+            }
             Command::Checkpoint(order) => Kind::Checkpoint(proto::WorkerCheckpoint {
                 checkpoint: order.checkpoint.0,
                 generation: order.generation.0,

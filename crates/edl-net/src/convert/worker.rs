@@ -85,8 +85,8 @@ fn news(news: MemberReport) -> Kind {
         MemberReport::Stepped { world, step, hash, loss } => {
             Kind::Stepped(proto::Stepped { world: world.0, step, hash, loss })
         }
-        MemberReport::Paused { world, step } => {
-            Kind::Paused(proto::Paused { world: world.0, step })
+        MemberReport::Paused { world, number, step } => {
+            Kind::Paused(proto::Paused { world: world.0, step, number })
         }
         MemberReport::Pace { lane_secs } => Kind::Pace(proto::Pace { lane_secs }),
         MemberReport::PeerLost { world, suspect, error } => {
@@ -135,6 +135,9 @@ pub fn command(kind: worker_command::Kind) -> Option<Command> {
         Kind::Revoke(proto::Revoke { lease }) => Command::Revoke(LeaseId(lease)),
         Kind::World(world) => Command::World(Arc::new(member::announced(&world))),
         Kind::Go(proto::Go { world, until }) => Command::Go { world: WorldId(world), until },
+        Kind::Pause(proto::Pause { world, number }) => {
+            Command::Pause { world: WorldId(world), number }
+        }
         Kind::Checkpoint(order) => Command::Checkpoint(MemberCheckpoint {
             checkpoint: CheckpointId(order.checkpoint),
             generation: Generation(order.generation),

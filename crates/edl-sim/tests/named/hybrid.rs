@@ -19,7 +19,7 @@ use crate::{
 const N_RECORDS: u64 = 1600;
 
 /// Two servers hold partitions 4 to 7.
-fn spec() -> JobSpec {
+pub(crate) fn spec() -> JobSpec {
     JobSpec { distribution_strategy: Strategy::Hybrid, num_ps_pods: 2, ..worlds::spec() }
 }
 

@@ -190,7 +190,7 @@ fn log(report: &Report) {
         Report::CheckpointFailed { checkpoint, error } => {
             warn!(%checkpoint, error, "cannot write a checkpoint");
         }
-        Report::Member(MemberReport::Paused { world, step }) => info!(%world, step, "pausing"),
+        Report::Member(MemberReport::Paused { world, step, .. }) => info!(%world, step, "pausing"),
         Report::Member(MemberReport::Stepped { .. } | MemberReport::Pace { .. })
         | Report::Ready { .. }
         | Report::BatchPushed { .. }

@@ -300,7 +300,10 @@ impl Bench {
             }
             Command::Lease { lease, task } => worker.work.push_back((lease, task)),
             Command::Revoke(lease) => worker.work.retain(|(held, _)| *held != lease),
-            Command::World(_) | Command::Go { .. } | Command::Checkpoint(_) => {
+            Command::World(_)
+            | Command::Go { .. }
+            | Command::Pause { .. }
+            | Command::Checkpoint(_) => {
                 panic!("the servers hold the parameters")
             }
             Command::Drain { .. } if is_sync => {}

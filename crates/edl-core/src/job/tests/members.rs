@@ -166,6 +166,28 @@ impl Members {
         }
     }
 
+    /// The number of the last request to pause, which all of these members got.
+    pub(super) fn asked_to_pause<const N: usize>(&self, ids: [u32; N]) -> u64 {
+        let request = |effect: &Effect| {
+            let Effect::ToWorker(worker, Command::Pause { number, .. }) = effect else {
+                return None;
+            };
+            Some((*number, worker.0))
+        };
+        let last = self.effects.iter().rev().find_map(request).expect("a request").0;
+        let asked = self.effects.iter().filter_map(request).filter(|(number, _)| *number == last);
+        assert_eq!(asked.map(|(_, worker)| worker).collect::<Vec<_>>(), ids);
+        last
+    }
+
+    /// These members begin no step after theirs.
+    pub(super) fn pause<const N: usize>(&mut self, last: [(u32, u64); N]) {
+        let (world, number) = (self.world(), self.asked_to_pause(last.map(|(id, _)| id)));
+        for (id, step) in last {
+            self.report(id, MemberReport::Paused { world, number, step });
+        }
+    }
+
     fn lost(&mut self, id: u32, world: WorldId, suspect: u32) {
         let suspect = WorkerId(suspect);
         self.report(id, MemberReport::PeerLost { world, suspect, error: "silent".into() });
@@ -232,6 +254,7 @@ fn routine_reports_do_not_make_the_job_look_for_another_world() {
     }
     assert_eq!(members.job.unchanged_world, unchanged, "the lost member was in an earlier world");
     members.join(2, 7);
+    members.pause([(0, 1), (1, 1)]);
     assert!(members.job.unchanged_world != unchanged && members.members() == [0, 1, 2]);
 }
 
@@ -239,7 +262,7 @@ fn routine_reports_do_not_make_the_job_look_for_another_world() {
 fn a_large_world_is_formed_with_few_writes_and_a_short_note() {
     let mut members = Members::new(JobSpec { lanes: Some(64), ..spec() });
     (2..50).for_each(|id| members.join(id, 7));
-    members.form();
+    members.pause([(0, 0), (1, 0)]);
     members.effects.clear();
     members.form();
     assert_eq!(members.members().len(), 50);
@@ -293,9 +316,11 @@ fn a_stop_saves_the_last_step_that_a_member_has_begun() {
         let drain = Effect::ToWorker(WorkerId(id), Command::Drain { within });
         assert!(members.effects.contains(&drain));
     }
-    members.report(0, MemberReport::Paused { world: WorldId(1), step: 7 });
-    members.report(1, MemberReport::Paused { world, step: 3 });
-    members.report(0, MemberReport::Paused { world, step: 4 });
+    let number = members.asked_to_pause([0, 1]);
+    members.report(0, MemberReport::Paused { world: WorldId(1), number, step: 7 });
+    members.report(1, MemberReport::Paused { world, number, step: 3 });
+    members.report(0, MemberReport::Paused { world, number: number - 1, step: 3 });
+    members.report(0, MemberReport::Paused { world, number, step: 4 });
     for id in [0, 1] {
         let go = Effect::ToWorker(WorkerId(id), Command::Go { world, until: 4 });
         assert!(members.effects.contains(&go), "worker 1 trains one more step");
@@ -323,8 +348,9 @@ fn a_stop_saves_steps_of_a_world_that_has_formed_but_not_reported_it_yet() {
         assert!(members.effects.iter().any(|effect| {
             matches!(effect, Effect::ToWorker(WorkerId(1), Command::Drain { .. }))
         }));
-        members.report(0, MemberReport::Paused { world, step: 0 });
-        members.report(1, MemberReport::Paused { world, step: begun });
+        let number = members.asked_to_pause([0, 1]);
+        members.report(0, MemberReport::Paused { world, number, step: 0 });
+        members.report(1, MemberReport::Paused { world, number, step: begun });
         let is_order =
             |effect: &Effect| matches!(effect, Effect::ToWorker(_, Command::Checkpoint(_)));
         assert_eq!(members.effects.iter().any(is_order), is_saved);

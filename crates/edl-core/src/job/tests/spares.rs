@@ -161,11 +161,13 @@ fn a_scaled_world_takes_its_spares_in_and_keeps_as_many() {
     let mut members = in_steps(1, 3);
     members.effects.clear();
     members.handle(Event::Scale { workers: 3 });
+    members.pause([(0, 1), (1, 1)]);
     assert_eq!((members.members(), launched(&members.effects)), (vec![0, 1, 2], vec![worker(3)]));
     form(&mut members, 8);
     members.join(3, 7);
     members.effects.clear();
     members.handle(Event::Scale { workers: 2 });
+    members.pause([(0, 8), (1, 8), (2, 8)]);
     assert_eq!(members.members(), [0, 1]);
     let is_stop = |effect: &Effect| {
         let Effect::Platform(Order::Stop { instance, .. }) = effect else { return None };
