@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Keras script with `model.fit` as an elastic job, on the torch backend: two changed lines.
+
+    import elasticdl.keras
+    ...
+    model = elasticdl.keras.elastic(model)
+    model.fit(x, y, epochs=3, validation_data=(x_val, y_val))
+
+One batch of `fit` is one step of the job. A lane of the job takes the place of a device: it trains
+`batch_size` records. Without a job, the model stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from elasticdl import _trainers
+from elasticdl._zoo import ZooError
+
+__all__ = ["elastic"]
+
+# Callbacks that write files of their own or expect a single process, and what to use instead.
+_REFUSED = {
+    "BackupAndRestore": "the job saves checkpoints; continue it with `elasticdl run --resume JOB`",
+    "CSVLogger": "use the History that `fit` returns",
+    "OrbaxCheckpoint": "use ModelCheckpoint",
+    "RemoteMonitor": "use the History that `fit` returns",
+    "SwapEMAWeights": "the job cannot swap the weights",
+    "TensorBoard": "set --tensorboard_dir",
+}
+# Arguments of `fit` that a job cannot follow, and why.
+_ARGUMENTS = {
+    "class_weight": "pass `sample_weight`",
+    "initial_epoch": "the job keeps its position; continue it with `elasticdl run --resume JOB`",
+    "steps_per_epoch": "the job trains every record once per epoch",
+}
+_SEED_NAME = "seed_generator_state"
+
+# The job's seed comes first, so that a model that the script creates is the same in every worker.
+_trainers.job()
+
+
+def elastic(model: Any) -> Any:
+    """Makes `model.fit` train in the job that started this script; returns the model.
+
+    `model.save`, `save_weights` and `export` then write in one worker, the leader.
+    """
+    job = _trainers.job()
+    if job is None:
+        return model
+    if not isinstance(model, keras.Model):
+        raise ZooError(f"`elastic` got a {type(model).__name__}; pass a keras.Model")
+    backend = keras.backend.backend()
+    if backend != "torch":
+        raise ZooError(
+            f"Keras uses the backend `{backend}`, but `fit` is only elastic on torch: set "
+            "KERAS_BACKEND=torch; on other backends, use the module interface (docs/python.md)"
+        )
+    # Not setattr: Keras would track the methods.
+    for name in ("save", "save_weights", "export"):
+        vars(model)[name] = _by_leader(job, getattr(model, name))
+    vars(model)["fit"] = _Fit(job, model)
+    return model
+
+
+class _Fit:
+    """Stands in for `model.fit`."""
+
+    def __init__(self, job: Any, model: Any) -> None:
+        self._job, self._model = job, model
+        self._is_used = False
+
+    def __call__(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        if self._is_used:
+            raise RuntimeError("`fit()` was called twice; a job trains once")
+        self._is_used = True
+        _check_only("class_weight", class_weight, None)
+        _check_only("initial_epoch", initial_epoch, 0)
+        _check_only("steps_per_epoch", steps_per_epoch, None)
+        _check(self._model, callbacks)
+        records = _Records(x, y, sample_weight, batch_size, shuffle)
+        if validation_split and validation_data is None:
+            records, validation_data = records.split(validation_split)
+        evaluation = None
+        if validation_data is not None:
+            evaluation = {
+                **_unpacked(validation_data),
+                "batch_size": validation_batch_size or batch_size,
+                "steps": validation_steps,
+            }
+        training = _Training(self._job, self._model, records, epochs)
+        training.begin(callbacks, verbose)
+        return training.run(evaluation, validation_freq)
+
+
+class _Training:
+    """A run of `fit`."""
+
+    def __init__(self, job: Any, model: Any, records: _Records, epochs: int) -> None:
+        self._job, self._model, self._records, self._epochs = job, model, records, epochs
+        job.plan(len(records), records.batch_size, epochs, records.is_shuffled)
+
+    def begin(self, callbacks: Any, verbose: Any) -> None:
+        """Builds everything and joins the job."""
+        job, model, records = self._job, self._model, self._records
+        model._assert_compile_called("fit")
+        model._symbolic_build(data_batch=records.collate([0] * min(2, len(records))))
+        model.reset_metrics()
+        self._steps_per_epoch = job.steps_per_epoch
+        is_shown = verbose != 0 and job.is_leader and not job.is_described
+        self._callbacks = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=is_shown,
+            verbose=verbose if is_shown else 0,
+            epochs=self._epochs,
+            steps=self._steps_per_epoch,
+            model=model,
+        )
+        self._optimizer = _optimizer(model)
+        self._progress = _Progress(model, self._callbacks.callbacks, self._optimizer)
+        states = {f"keras_{number}": one for number, one in enumerate(_states(model))}
+        tensors = {name: one.value.detach().clone() for name, one in states.items()}
+        self._trained = _trainers.Trained.of(model, **tensors)
+        job.attach(self._trained, self._optimizer, progress=self._progress)
+        self._trained.settle()
+        for name, variable in states.items():
+            # What Keras changes is what the job averages.
+            variable.value.data = self._trained._buffers[name]
+        self._seeds = _seeds(model)
+        steps = job.steps(
+            range(len(records)),
+            records.batch_size,
+            self._epochs,
+            records.is_shuffled,
+            collate=records.collate,
+            **records.loader_options,
+        )
+        self._feed = _trainers.Feed(job, steps)
+
+    def run(self, evaluation: dict[str, Any] | None, every: Any) -> Any:
+        model, feed, progress, callbacks = self._model, self._feed, self._progress, self._callbacks
+        model.stop_training = False
+        callbacks.on_train_begin()
+        logs: dict[str, Any] = {}
+        while True:
+            progress.keep()
+            if not feed.has_step():
+                break
+            lanes = feed.take()
+            if progress.has_moved:
+                progress.restore()
+            epoch, number = divmod(progress.n_steps, self._steps_per_epoch)
+            if number == 0:
+                callbacks.on_epoch_begin(epoch)
+            callbacks.on_train_batch_begin(number)
+            model.train()
+            for batch in lanes:
+                self._train_lane(batch)
+            if progress.has_moved or not self._job.is_step:
+                feed.move()
+                progress.restore()
+                continue
+            self._trained.check()
+            feed.begin_step()
+            self._optimizer.step()
+            if self._job.is_described:
+                feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+            progress.n_steps += 1
+            logs = _numbers(model.get_metrics_result())
+            callbacks.on_train_batch_end(number, logs)
+            if number + 1 == self._steps_per_epoch or model.stop_training:
+                logs = self._end_epoch(epoch, evaluation, every)
+            if model.stop_training:
+                progress.keep()
+                break
+        feed.end()
+        callbacks.on_train_end(logs or progress.last_logs)
+        return model.history
+
+    def _train_lane(self, batch: Any) -> None:
+        """Computes the gradients of a lane, as `train_step` of Keras does before its step."""
+        model = self._model
+        for seed in self._seeds:
+            seed.assign(_draw())
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        training = {"training": True} if model._call_has_training_arg else {}
+        predictions = model(x, **training)
+        loss = model._compute_loss(
+            x=x, y=y, y_pred=predictions, sample_weight=weight, training=True
+        )
+        n_records = len(keras.tree.flatten(x)[0])
+        model._loss_tracker.update_state(loss.detach(), sample_weight=n_records)
+        loss.backward()
+        model.compute_metrics(x, y, predictions, sample_weight=weight)
+        self._job.allreduce(loss=loss.detach())
+
+    def _end_epoch(
+        self, epoch: int, evaluation: dict[str, Any] | None, every: Any
+    ) -> dict[str, Any]:
+        model = self._model
+        logs = _numbers(model.get_metrics_result())
+        model.eval()
+        if evaluation is not None and model._should_eval(epoch, every):
+            found = model.evaluate(
+                **evaluation, callbacks=self._callbacks, return_dict=True, verbose=0
+            )
+            logs.update({f"val_{name}": value for name, value in _numbers(found).items()})
+        self._progress.last_logs = dict(logs)
+        self._callbacks.on_epoch_end(epoch, logs)
+        model.reset_metrics()
+        return logs
+
+
+class _Records:
+    """What `fit` trains on: arrays, or the dataset of a DataLoader."""
+
+    def __init__(self, x: Any, y: Any, weight: Any, batch_size: int | None, shuffle: Any) -> None:
+        self.loader_options: dict[str, Any] = {}
+        self._loader = None
+        if type(x).__name__ == "DataLoader":
+            self.is_shuffled = _trainers.check_loader("the training data", x)
+            self._loader, self.batch_size = x, x.batch_size
+            self.loader_options = _trainers.loader_options(x)
+            return
+        self._arrays = {"x": x, "y": y, "sample_weight": weight}
+        leaves = [leaf for leaf in keras.tree.flatten(self._arrays) if leaf is not None]
+        for leaf in leaves:
+            if not hasattr(leaf, "shape") or not hasattr(leaf, "__getitem__"):
+                raise ZooError(
+                    f"`fit` got a {type(leaf).__name__}, but a job assigns records by their "
+                    "numbers; pass numpy arrays, torch tensors or a torch DataLoader"
+                )
+        lengths = {len(leaf) for leaf in leaves}
+        if len(lengths) != 1:
+            raise ZooError(f"the arrays of `fit` have different lengths: {sorted(lengths)}")
+        if not isinstance(shuffle, bool):
+            raise ZooError(f"shuffle={shuffle!r} does not work in a job; use True or False")
+        (self._n_records,) = lengths
+        self.batch_size, self.is_shuffled = batch_size or 32, shuffle
+
+    def __len__(self) -> int:
+        return len(self._loader.dataset) if self._loader is not None else self._n_records
+
+    def collate(self, numbers: list[int]) -> Any:
+        """Returns the batch of these records, as `fit` gets it."""
+        if self._loader is not None:
+            dataset = self._loader.dataset
+            return self._loader.collate_fn([dataset[number] for number in numbers])
+        parts = _taken(self._arrays, np.asarray(numbers), keras.ops.convert_to_tensor)
+        return keras.utils.pack_x_y_sample_weight(parts["x"], parts["y"], parts["sample_weight"])
+
+    def split(self, share: float) -> tuple[_Records, Any]:
+        """Returns the records without the last `share` of them, and those."""
+        if self._loader is not None:
+            raise ZooError("validation_split needs arrays; pass `validation_data`")
+        place = int(self._n_records * (1 - share))
+        first, last = (_taken(self._arrays, span) for span in (slice(place), slice(place, None)))
+        parts = [first[name] for name in ("x", "y", "sample_weight")]
+        records = _Records(*parts, self.batch_size, self.is_shuffled)
+        return records, (last["x"], last["y"], last["sample_weight"])
+
+
+def _taken(arrays: Any, index: Any, convert: Callable[[Any], Any] = lambda part: part) -> Any:
+    """Returns some rows of each array."""
+
+    def take(leaf: Any) -> Any:
+        return None if leaf is None else convert(leaf[index])
+
+    return keras.tree.map_structure(take, arrays)
+
+
+class _Progress:
+    """The counters of `fit` and the state of its callbacks, as they were between two steps."""
+
+    def __init__(self, model: Any, callbacks: list[Any], optimizer: Any) -> None:
+        self._model, self._callbacks, self._optimizer = model, callbacks, optimizer
+        self.n_steps = 0
+        self.last_logs: dict[str, Any] = {}
+        # Whether state was loaded that the loop does not have yet.
+        self.has_moved = False
+        self._kept = self._collect()
+
+    def keep(self) -> None:
+        """A step is complete, with everything that follows it."""
+        self._optimizer.keep_rate()
+        self._kept = self._collect()
+
+    def restore(self) -> None:
+        """Undoes what callbacks did since then, or continues where loaded state is."""
+        self._apply(copy.deepcopy(self._kept))
+        self._optimizer.restore_rate()
+        self.has_moved = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._kept
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept, self.has_moved = state, True
+
+    def _collect(self) -> dict[str, Any]:
+        return {
+            "n_steps": self.n_steps,
+            "last_logs": dict(self.last_logs),
+            "stop_training": bool(self._model.stop_training),
+            "callbacks": [_state_of(callback) for callback in self._callbacks],
+        }
+
+    def _apply(self, state: dict[str, Any]) -> None:
+        self.n_steps, self.last_logs = state["n_steps"], state["last_logs"]
+        self._model.stop_training = state["stop_training"]
+        for callback, kept in zip(self._callbacks, state["callbacks"]):
+            _set_state(callback, kept)
+
+
+def _optimizer(model: Any) -> Any:
+    import torch
+
+    class Optimizer(torch.optim.Optimizer):
+        """Takes the steps of a Keras optimizer."""
+
+        def __init__(self, model: Any) -> None:
+            self._keras, self._model = model.optimizer, model
+            if not self._keras.built:
+                self._keras.build(model.trainable_variables)
+            rate = float(keras.ops.convert_to_numpy(self._keras.learning_rate))
+            super().__init__([one.value for one in model.trainable_variables], {"lr": rate})
+            self.keep_rate()
+
+        def step(self) -> None:  # type: ignore[override]
+            variables = self._model.trainable_variables
+            with torch.no_grad():
+                self._keras.apply([one.value.grad for one in variables], variables)
+
+        def keep_rate(self) -> None:
+            """Callbacks can change it before a step, and do so again in a worker that joins."""
+            self._rate = self._rates()
+
+        def restore_rate(self) -> None:
+            for variable, kept in zip(self._rate_variables(), self._rate):
+                variable.assign(kept)
+
+        def _rate_variables(self) -> list[Any]:
+            rate = getattr(self._keras, "_learning_rate", None)
+            return [rate] if isinstance(rate, keras.Variable) else []
+
+        def _rates(self) -> list[Any]:
+            return [one.value.detach().clone() for one in self._rate_variables()]
+
+        def state_dict(self) -> dict[str, Any]:
+            rates = dict(zip(map(id, self._rate_variables()), self._rate))
+            values = [rates.get(id(one), one.value.detach()) for one in self._keras.variables]
+            return {"state": {}, "variables": [value.clone() for value in values]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            for variable, value in zip(self._keras.variables, state["variables"]):
+                variable.assign(value)
+            self.keep_rate()
+
+    return Optimizer(model)
+
+
+def _check_only(name: str, value: Any, default: Any) -> None:
+    if value != default:
+        raise ZooError(f"{name}={value!r} does not work in a job: {_ARGUMENTS[name]}")
+
+
+def _check(model: Any, callbacks: Any) -> None:
+    """Rejects what a job would not honour."""
+    if type(model).train_step is not keras.Model.train_step:
+        raise ZooError(
+            f"the model `{type(model).__name__}` overrides `train_step`, which the job does not "
+            "call; override `compute_loss`, or write a custom training loop (docs/own-loop.md)"
+        )
+    if getattr(model, "steps_per_execution", 1) != 1:
+        raise ZooError("steps_per_execution does not work in a job; use 1")
+    optimizer = model.optimizer
+    if optimizer is None:
+        raise ZooError("the model has no optimizer; pass one to `compile`")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ZooError("loss scaling does not work in a job; use bfloat16 instead of float16")
+    for option in ("use_ema", "gradient_accumulation_steps"):
+        if getattr(optimizer, option, None):
+            raise ZooError(f"`{option}` of the optimizer does not work in a job; remove it")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise ZooError("`fit` got a CallbackList; pass a list of callbacks in a job")
+    listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for callback in listed:
+        for kind in type(callback).__mro__:
+            if kind.__module__.startswith("keras.") and kind.__name__ in _REFUSED:
+                raise ZooError(
+                    f"the callback `{type(callback).__name__}` does not work in a job: "
+                    f"{_REFUSED[kind.__name__]}"
+                )
+
+
+def _states(model: Any) -> list[Any]:
+    """Returns what training changes besides the parameters: batch norms and metrics."""
+    found = [one for one in model.non_trainable_variables if one.name != _SEED_NAME]
+    found += [one for metric in model.metrics for one in metric.variables]
+    unique = list({id(one): one for one in found}.values())
+    for one in unique:
+        if keras.backend.standardize_dtype(one.dtype) != "float32":
+            raise ZooError(
+                f"`{one.path}` is {one.dtype}, but a job can only average float32; remove the "
+                "layer or metric that it belongs to"
+            )
+    return unique
+
+
+def _seeds(model: Any) -> list[Any]:
+    from keras.src.random.seed_generator import global_seed_generator
+
+    own = [one for one in model.non_trainable_variables if one.name == _SEED_NAME]
+    return [*own, global_seed_generator().state]
+
+
+def _draw() -> Any:
+    """Returns a state of a seed generator from the random numbers of this lane."""
+    import torch
+
+    return torch.randint(0, 1 << 30, (2,))
+
+
+def _unpacked(data: Any) -> dict[str, Any]:
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    return {"x": x, "y": y, "sample_weight": weight}
+
+
+def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(value) for name, value in logs.items()}
+
+
+def _by_leader(job: Any, write: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        is_writer = job.is_leader and not job.is_described
+        return write(*args, **kwargs) if is_writer else None
+
+    return run
+
+
+def _state_of(callback: Any) -> dict[str, Any]:
+    """Returns the plain attributes of a callback; others do not change in training."""
+    state = {name: _encoded(value) for name, value in _plain(callback)}
+    if hasattr(callback, "_set_monitor_op"):
+        state["monitor_op"] = callback.monitor_op is not None
+    return state
+
+
+def _set_state(callback: Any, state: dict[str, Any]) -> None:
+    state = dict(state)
+    # It also changes `min_delta`, which is part of the state.
+    if state.pop("monitor_op", False) and callback.monitor_op is None:
+        callback._set_monitor_op()
+    for name, value in state.items():
+        # What is an object in this worker was None where the state comes from.
+        if _is_plain(getattr(callback, name, None)):
+            setattr(callback, name, _decoded(value))
+
+
+def _plain(callback: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(callback).items():
+        if name not in ("params", "monitor_op") and _is_plain(value):
+            yield name, value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        is_named = all(type(key) in (str, int) for key in value)
+        return type(value) is dict and is_named and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str, np.generic, np.ndarray))
+
+
+def _encoded(value: Any) -> Any:
+    """Returns a value that the job can keep: arrays become tensors with a mark."""
+    if isinstance(value, np.ndarray):
+        return {"array": keras.ops.convert_to_tensor(value.copy())}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_encoded(one) for one in value)
+    if isinstance(value, dict):
+        return {"dict": {key: _encoded(one) for key, one in value.items()}}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_decoded(one) for one in value)
+    if isinstance(value, dict):
+        if "array" in value:
+            return keras.ops.convert_to_numpy(value["array"])
+        return {key: _decoded(one) for key, one in value["dict"].items()}
+    return value

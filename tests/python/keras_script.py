@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Keras script with `fit`, as jobs and the test run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import numpy as np
+import torch
+
+import elasticdl.keras
+from elasticdl import _state
+from own_step_script import Faults
+
+BATCH, EPOCHS = 8, 3
+# The last step of an epoch has fewer records.
+N_RECORDS = 125
+X = np.random.default_rng(1).standard_normal((N_RECORDS, 6)).astype("float32")
+Y = (X.sum(1) > 0).astype("int64")
+
+
+class Seen(keras.callbacks.Callback):
+    """A callback with state: what it has seen. It also kills workers."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.n_steps = 0
+        self._faults = faults
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(f"begin {epoch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(f"batch {batch}")
+        self.n_steps += 1
+        if self._faults is not None:
+            self._faults.between(self.n_steps)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(f"end {epoch} {' '.join(sorted(logs))}")
+
+
+def model(is_plain: bool = False) -> keras.Model:
+    """A model; one that is plain has no state and no random numbers."""
+    keras.utils.set_random_seed(1)
+    odd = [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dropout(0.3)]
+    layers = [keras.layers.Dense(5, "relu"), *([] if is_plain else odd), keras.layers.Dense(2)]
+    made = keras.Sequential([keras.Input((6,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    return made
+
+
+def fit(model: keras.Model, callbacks: list, is_plain: bool = False) -> dict[str, list[float]]:
+    schedule = keras.callbacks.LearningRateScheduler(lambda _, rate: rate * 0.9)
+    history = model.fit(
+        X,
+        Y,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        verbose=0,
+        shuffle=not is_plain,
+        validation_data=(X[:50], Y[:50]),
+        callbacks=[schedule, *callbacks],
+    )
+    return history.history
+
+
+def main(folder: Path, n_workers: int, kills: list[int]) -> None:
+    is_plain = "PLAIN" in os.environ
+    trained = elasticdl.keras.elastic(model(is_plain))
+    seen = Seen(None if "ELASTICDL_DESCRIBE" in os.environ else Faults(folder, n_workers, kills))
+    stop = keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)
+    plateau = keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5)
+    best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), save_best_only=True)
+    history = fit(trained, [seen, stop, plateau, best], is_plain)
+    end = {
+        "weights": [torch.from_numpy(np.array(one)) for one in trained.get_weights()],
+        "history": {name: [float(one) for one in values] for name, values in history.items()},
+        "seen": seen.seen,
+        "best": [stop.best_epoch, float(stop.best), float(best.best)],
+    }
+    (folder / f"end-{os.getpid()}").write_bytes(_state.dump(end))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), [int(kill) for kill in sys.argv[3:]])

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras' `fit`: whole jobs on the torch backend, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+from conftest import ROOT, Cluster
+from elasticdl import _state
+
+# Jobs and refusals run in processes of their own: Keras has one backend per process.
+pytestmark = pytest.mark.backends("torch", "tensorflow")
+
+SCRIPT = Path(__file__).parent / "keras_script.py"
+EPOCHS, STEPS = 3, 8
+
+
+def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int, lanes: int = 2, **env: str):
+    """Runs a job; returns what its workers have at the end."""
+    folder.mkdir()
+    words = [str(SCRIPT), str(folder), str(n_workers), *map(str, kills)]
+    # The others wait for those that replace killed ones.
+    flags = [f"--workers={n_workers}:{n_workers}", f"--lanes={lanes}", f"--job_name={folder.name}"]
+    cluster.run("run", *flags, *words, **env)
+    cluster.run("audit", folder.name)
+    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
+    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
+    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
+    ends = {path.read_bytes() for path in folder.glob("end-*")}
+    assert len(ends) == 1, "all workers have the same bits, callbacks and history"
+    return ends.pop()
+
+
+def test_fit_has_the_same_bits_and_callbacks_for_any_workers_and_after_a_kill(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    alone = train(cluster, tmp_path / "alone", 1)
+    assert train(cluster, tmp_path / "killed", 2, STEPS) == alone
+    end = _state.parse(alone)
+    batches = [f"batch {number}" for number in range(STEPS)]
+    logs = "accuracy learning_rate loss val_accuracy val_loss"
+    wanted = [[f"begin {epoch}", *batches, f"end {epoch} {logs}"] for epoch in range(EPOCHS)]
+    assert end["seen"] == sum(wanted, [])
+    assert {name: len(values) for name, values in end["history"].items()} == dict.fromkeys(
+        logs.split(), EPOCHS
+    )
+    np.testing.assert_allclose(
+        end["history"]["learning_rate"], [0.05 * 0.9**n for n in (1, 2, 3)], rtol=1e-5
+    )
+    losses = end["history"]["val_loss"]
+    assert end["best"] == [int(np.argmin(losses)), min(losses), min(losses)]
+    assert (tmp_path / "killed" / "best.keras").is_file()
+
+
+def test_a_job_of_one_lane_trains_like_keras(cluster: Cluster, tmp_path: Path) -> None:
+    found = _state.parse(train(cluster, tmp_path / "plain", 1, lanes=1, PLAIN="1"))
+    code = (
+        "import json, keras_script as script\n"
+        "print(json.dumps(script.fit(script.model(True), [], True)))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SCRIPT.parent), "KERAS_BACKEND": "torch"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    history = json.loads(done.stdout.strip().splitlines()[-1])
+    assert history.keys() <= found["history"].keys()
+    for name, values in history.items():
+        np.testing.assert_allclose(found["history"][name], values, rtol=1e-4, err_msg=name)
+
+
+REFUSED = {
+    "callback": ("fit(x, y, callbacks=[keras.callbacks.CSVLogger('log.csv')])", "`CSVLogger`"),
+    "argument": ("fit(x, y, steps_per_epoch=3)", "steps_per_epoch=3 does not work in a job: "),
+    "data": ("fit(Stream(), y)", "`fit` got a Stream, but a job assigns records by"),
+}
+
+REFUSING = """
+import os
+os.environ["KERAS_BACKEND"] = {backend!r}
+import keras
+import numpy as np
+import elasticdl.keras
+
+class Own(keras.Model):
+    def train_step(self, *args):
+        return {{}}
+
+class Stream:
+    pass
+
+x, y = np.zeros((8, 2), "float32"), np.zeros((8, 1), "float32")
+inputs = keras.Input((2,))
+model = {kind}(inputs, keras.layers.Dense(1)(inputs))
+model.compile("sgd", "mse")
+elasticdl.keras.elastic(model).{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        *[({"call": call}, sentence) for call, sentence in REFUSED.values()],
+        ({"kind": "Own"}, "the model `Own` overrides `train_step`"),
+        (
+            {"backend": "tensorflow"},
+            "Keras uses the backend `tensorflow`, but `fit` is only elastic on torch",
+        ),
+    ],
+    ids=[*REFUSED, "train_step", "backend"],
+)
+def test_what_a_job_cannot_follow_is_refused_by_name(
+    cluster: Cluster, tmp_path: Path, values: dict[str, str], sentence: str
+) -> None:
+    parts = {"backend": "torch", "kind": "keras.Model", "call": "fit(x, y)", **values}
+    (tmp_path / "refused.py").write_text(REFUSING.format(**parts))
+    err = cluster.run("run", "--job_name=refused", str(tmp_path / "refused.py"), code=2).stderr
+    assert sentence in err and "Traceback" not in err, err
+    assert not cluster.job("refused").exists()
+
+
+def test_the_example_changes_two_lines() -> None:
+    code = (ROOT / "examples" / "keras_classify.py").read_text()
+    lines = [line.strip() for line in code.splitlines()[6:] if "elasticdl" in line]
+    assert lines == ["import elasticdl.keras", "model = elasticdl.keras.elastic(model)"]
