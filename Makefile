@@ -63,7 +63,7 @@ test: ## Everything that needs no cluster; lists what was skipped, and how long 
 
 # The command with all tests, so that all cores are busy. Maturin builds the Python extension.
 compile: ## Build the command and everything that tests run
-	$(CARGO) test $(PROFILE) --locked --workspace --exclude=edl-python --lib --bins --tests --no-run
+	$(CARGO) test $(PROFILE) --locked --workspace --exclude=edl-python --exclude=edl-commit --lib --bins --tests --no-run
 	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
 
 # Together these tests keep all cores busy, which none of them does alone.

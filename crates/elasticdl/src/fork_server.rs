@@ -33,8 +33,10 @@ use crate::models;
 
 const MODULE: &str = "elasticdl._fork_server";
 const POLL: Duration = Duration::from_millis(5);
-/// How long a server may take to fork, with the imports before that.
+/// How long a server may take to fork.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How many times as long the first imports may take, for example from a network file system.
+const IMPORTS: u32 = 10;
 /// Messages of the server are short.
 const MAX_MESSAGE: usize = 256;
 /// What a shell would not take literally. Commands with these are for a shell.
@@ -58,6 +60,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     next_id: u64,
+    /// When its first imports were done.
+    ready_at: Option<Instant>,
     /// It has exited, or cannot fork.
     is_lost: bool,
     starting: BTreeMap<u64, Starting>,
@@ -208,7 +212,10 @@ impl Program {
             "-m" => args.len() > 1,
             first => !first.starts_with('-'),
         };
-        let set = command.get_envs().map(|(name, value)| Some((text(name)?, text(value?)?)));
+        // A variable that is removed must not be there: the server has this process's variables.
+        let is_set = |name: &&OsStr| std::env::var_os(name).is_some();
+        let given = command.get_envs().filter(|(name, value)| value.is_some() || is_set(name));
+        let set = given.map(|(name, value)| Some((text(name)?, text(value?)?)));
         let mut env: BTreeMap<String, String> = set.collect::<Option<_>>()?;
         env.extend(names);
         (is_python && is_plain && command.get_current_dir().is_none()).then(|| Self {
@@ -432,7 +439,11 @@ fn follow(mut process: Child, socket: &OwnedFd, state: &Mutex<State>, limit: Dur
             tracing::debug!(why, "workers are not forked");
             break;
         }
-        let starting = lock(state).starting.remove(&id);
+        let starting = {
+            let mut state = lock(state);
+            state.ready_at.get_or_insert_with(Instant::now);
+            state.starting.remove(&id)
+        };
         if let Some((starting, pid)) = starting.zip(Pid::from_raw(pid)) {
             let forked = Forked { pid, has_ended: false };
             // Without a receiver, it is dropped.
@@ -451,8 +462,13 @@ fn follow(mut process: Child, socket: &OwnedFd, state: &Mutex<State>, limit: Dur
 fn receive(socket: &OwnedFd, state: &Mutex<State>, limit: Duration) -> Option<Message> {
     // A request that comes later has a later end.
     let left = || {
-        let waited = lock(state).starting.first_key_value().map(|(_, it)| it.since.elapsed());
-        limit.saturating_sub(waited.unwrap_or_default())
+        let state = lock(state);
+        let since = state.starting.first_key_value().map(|(_, starting)| starting.since);
+        let (since, limit) = match state.ready_at {
+            Some(ready_at) => (since.map(|since| since.max(ready_at)), limit),
+            None => (since, limit * IMPORTS),
+        };
+        limit.saturating_sub(since.map(|since| since.elapsed()).unwrap_or_default())
     };
     loop {
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
@@ -513,6 +529,11 @@ pub(crate) mod tests {
         let mut own = Command::new("/x/bin/python3.11");
         own.args(["-m", "elasticdl", "worker"]);
         assert_eq!(of(&own), found("/x/bin/python3.11", "-m|elasticdl|worker", 0));
+        // A variable that is not there need not be removed; one that is would be in the fork.
+        own.env_remove("NO_SUCH_VARIABLE");
+        assert_eq!(of(&own), found("/x/bin/python3.11", "-m|elasticdl|worker", 0));
+        own.env_remove("PATH");
+        assert_eq!(of(&own), None);
         let script = shell("exec python train.py '--name=a b' -x");
         assert_eq!(of(&script), found("python", "train.py|--name=a b|-x", 1));
         let script = shell("exec env ELASTICDL_STEP=python C=d python3 train.py");

@@ -189,7 +189,8 @@ impl StepControl {
         self.allow(self.allowed(n_done, end), n_done);
     }
 
-    /// What was allowed once is taken back only for steps under suspicion.
+    /// What was allowed once is taken back only for steps under suspicion, or if all members have
+    /// ruled it out (`shorten`, `end_at`).
     fn allow(&mut self, until: u64, n_done: u64) {
         self.worlds.allow(until);
         if n_done >= self.isolated.end {

@@ -23,6 +23,10 @@ impl Job {
         }
         self.assignments.end_evaluation();
         let is_first = self.stages.stopping().is_none();
+        if is_first && self.strategy.trains_in_steps() {
+            // Members that wait for others to pause would not get to a checkpoint that is ordered.
+            self.cancel_pause();
+        }
         self.stages.stop(reason, within, self.assignments.ledger().frontier(), now);
         if !is_first {
             return;
@@ -123,6 +127,7 @@ impl Job {
             return self.drain(members.collect(), now);
         }
         let Some(step) = self.steps_mut().paused_at() else { return };
+        let step = step.max(self.ledger().n_done());
         self.steps_mut().end_at(step);
         if step == 0 || self.durable.exact_checkpoint(step).is_some() {
             return self.end_stop(None);

@@ -89,8 +89,9 @@ impl Job {
             Paused::Waiting => return false,
             Paused::Late => {}
             Paused::At(step) => {
-                // A checkpoint that was ordered for a step is written there.
-                let step = step.max(ordered);
+                // A checkpoint that was ordered for a step is written there. No honest member
+                // pauses before a step that is done.
+                let step = step.max(ordered).max(self.ledger().n_done());
                 if step < self.steps().until() {
                     self.steps_mut().shorten(step);
                 }
@@ -113,7 +114,7 @@ impl Job {
     }
 
     /// No change of members is planned anymore: they train on. A job that stops asks for itself.
-    fn cancel_pause(&mut self) {
+    pub(super) fn cancel_pause(&mut self) {
         if self.stages.stopping().is_none() && self.steps_mut().cancel_pause() {
             let until = self.steps().until();
             self.send_go(until);
@@ -351,7 +352,7 @@ impl Job {
     fn quit(&mut self, worker: WorkerId, step: u64) {
         let last = step.max(self.ledger().n_done());
         let left_at = self.roster.furthest_step(worker);
-        if left_at > step && self.durable.last_step.is_some_and(|known| known > last) {
+        if left_at > last {
             // A checkpoint was loaded since; another process of the script trains the steps again.
             return self.replace_script(worker, left_at, step);
         }
@@ -369,7 +370,8 @@ impl Job {
         );
         self.release_worker(worker);
         self.abandon_checkpoint_of(worker);
-        self.roster.remove_worker(worker);
+        // If it reconnects before it ends, it is still known where it left the loop.
+        self.roster.worker_disconnected(worker);
         self.note(EventKind::WorkerLeft, why.clone());
         self.effects.push(Effect::CloseWorker(worker, why));
         self.replace(worker);

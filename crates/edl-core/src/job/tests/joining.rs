@@ -171,3 +171,17 @@ fn a_job_that_stops_while_members_pause_asks_them_once_more() {
     assert_eq!((members.world(), until(&members)), (world, 302));
     assert_eq!(members.job.checkpoints.in_progress(), Some(302));
 }
+
+#[test]
+fn a_job_that_stops_while_members_pause_lets_them_train_to_the_checkpoint_that_is_ordered() {
+    let mut members = fast(JobSpec { checkpoint_steps: 290, ..members::spec() });
+    train(&mut members, 700);
+    let ordered = members.job.checkpoints.in_progress().expect("a checkpoint is due");
+    let (world, allowed) = (members.world(), until(&members));
+    assert!(701 < ordered && ordered < allowed);
+    scale(&mut members, 3);
+    let number = members.asked_to_pause([0, 1]);
+    members.report(0, MemberReport::Paused { world, number, step: 701 });
+    members.handle(Event::Stop { reason: "enough".into(), within: Duration::from_secs(5) });
+    assert_eq!(goes(&members, world), [allowed, allowed], "nothing else would get them there");
+}

@@ -519,39 +519,45 @@ fn a_script_that_leaves_its_loop_ends_the_job_at_the_last_step_of_any_member() {
 
 #[test]
 fn a_script_that_left_its_loop_does_not_end_the_job_earlier_when_steps_are_trained_again() {
-    let hybrid = JobSpec { distribution_strategy: Strategy::Hybrid, num_ps_pods: 2, ..spec() };
-    let mut members = Members::new(hybrid);
-    let world = members.world();
-    for id in [0, 1] {
-        members.report(id, MemberReport::Stepped { world, step: 3, hash: 0, loss: 0.5 });
-    }
-    members.report(1, MemberReport::Quit { world, step: 3 });
-    // The only state of the tables is lost, and there is no checkpoint.
-    let (instance, pid, how) = (ps(1), 11, Ended::Signal(9));
-    members.handle(Event::Platform(Report::Ended { instance, pid, how }));
-    // A worker that lost its stream is still the same process.
-    members.join(1, 7);
-    members.join_ps(1);
-    // Neither script returns to its loop.
-    for id in [0, 1] {
+    for is_heard in [true, false] {
+        let hybrid = JobSpec { distribution_strategy: Strategy::Hybrid, num_ps_pods: 2, ..spec() };
+        let mut members = Members::new(hybrid);
+        let world = members.world();
+        for id in [0, 1] {
+            members.report(id, MemberReport::Stepped { world, step: 3, hash: 0, loss: 0.5 });
+        }
+        if is_heard {
+            members.report(1, MemberReport::Quit { world, step: 3 });
+        }
+        // The only state of the tables is lost, and there is no checkpoint.
+        let (instance, pid, how) = (ps(1), 11, Ended::Signal(9));
+        members.handle(Event::Platform(Report::Ended { instance, pid, how }));
+        // A worker that lost its stream is still the same process.
+        members.join(1, 7);
+        members.join_ps(1);
+        // Neither script returns to its loop.
+        for id in [0, 1] {
+            members.loaded(members.job.durable().generation.0);
+            members.form();
+            assert_eq!(members.job.ledger().n_done(), 0, "all steps are trained again");
+            let world = members.world();
+            members.report(id, MemberReport::Quit { world, step: 0 });
+            assert_eq!(members.job.durable().last_step, is_heard.then_some(3));
+            assert!(members.is_replaced(id), "the script of another process trains the steps");
+            members.join(id, 7);
+            assert_eq!(members.job.roster.furthest_step(WorkerId(id)), 3, "it is still known");
+            let (instance, how) = (worker(id), Ended::Signal(15));
+            members.handle(Event::Platform(Report::Ended { instance, pid: id, how }));
+        }
+        assert_eq!(members.notes(EventKind::Quit).len(), usize::from(is_heard));
+        // The scripts of the new processes decide again.
+        [2, 3].into_iter().for_each(|id| members.join(id, 7));
         members.loaded(members.job.durable().generation.0);
         members.form();
-        assert_eq!(members.job.ledger().n_done(), 0, "all steps are trained again");
         let world = members.world();
-        members.report(id, MemberReport::Quit { world, step: 0 });
-        assert_eq!(members.job.durable().last_step, Some(3));
-        assert!(members.is_replaced(id), "the script of another process trains the steps");
-        let (instance, how) = (worker(id), Ended::Signal(15));
-        members.handle(Event::Platform(Report::Ended { instance, pid: id, how }));
+        members.report(2, MemberReport::Quit { world, step: 1 });
+        assert_eq!(members.job.durable().last_step, Some(1));
     }
-    assert_eq!(members.notes(EventKind::Quit).len(), 1);
-    // The scripts of the new processes decide again.
-    [2, 3].into_iter().for_each(|id| members.join(id, 7));
-    members.loaded(members.job.durable().generation.0);
-    members.form();
-    let world = members.world();
-    members.report(2, MemberReport::Quit { world, step: 1 });
-    assert_eq!(members.job.durable().last_step, Some(1));
 }
 
 #[test]

@@ -98,12 +98,12 @@ fn a_server_that_reconnects_is_asked_again_to_stay() {
         event.into_iter().for_each(|event| members.handle(event));
         members.effects.clear();
         members.join_ps(1);
-        let orders = members.effects.iter().filter_map(|effect| match effect {
-            Effect::ToPs(ps, order @ (server::Order::Welcome | server::Order::Drain)) => {
-                Some((ps.0, order.clone()))
-            }
-            _ => None,
-        });
+        let order = |effect: &Effect| {
+            let Effect::ToPs(ps, order) = effect else { return None };
+            let is_it = matches!(order, server::Order::Welcome | server::Order::Drain);
+            is_it.then(|| (ps.0, order.clone()))
+        };
+        let orders = members.effects.iter().filter_map(order);
         let mut expected = vec![(1, server::Order::Welcome)];
         expected.extend(stays.then_some((1, server::Order::Drain)));
         assert_eq!(orders.collect::<Vec<_>>(), expected);
