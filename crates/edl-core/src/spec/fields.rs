@@ -349,8 +349,8 @@ job_description! {
         tensorboard_dir: String, "Write TensorBoard event files to this folder"
             { flag: train("Results", "DIR"), is_path: true }
         track: Option<Track>,
-            "Send what a script logs, and the options of the job, to a run of W&B or MLflow: wandb \
-             or mlflow"
+            "Send the script's metrics and the job's options to a W&B or MLflow run: wandb or \
+             mlflow"
             / "Also send what a script logs to W&B or MLflow: wandb or mlflow."
             { flag: train("Results", "") }
         otlp_endpoint: String, "Send traces to this OpenTelemetry collector, e.g. http://host:4317"
