@@ -277,15 +277,20 @@ class Wandb:
         is_known = "finish_timeout" in getattr(wandb.Settings, "model_fields", ())
         if is_known and "WANDB_FINISH_TIMEOUT" not in os.environ:
             settings["finish_timeout"] = _UPLOAD_SECS
-        self._run = wandb.init(
-            id=self.run_id,
-            resume="allow",
-            name=self._name,
-            project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            dir=os.environ.get("WANDB_DIR", str(self._folder)),
-            config=config,
-            settings=wandb.Settings(**settings),
-        )
+        try:
+            self._run = wandb.init(
+                id=self.run_id,
+                resume="allow",
+                name=self._name,
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                dir=os.environ.get("WANDB_DIR", str(self._folder)),
+                config=config,
+                settings=wandb.Settings(**settings),
+            )
+        except Exception:
+            # Its service would keep the run, and refuse it the next time.
+            wandb.teardown()
+            raise
         self._run.config.update(config, allow_val_change=True)
         self._run.define_metric("*", step_metric="step")
 

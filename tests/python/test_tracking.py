@@ -385,6 +385,33 @@ def wandb_rows(job: Path) -> list[dict[str, Any]]:
     return rows
 
 
+OPEN_TWICE = """
+import os, sys
+from pathlib import Path
+from elasticdl import _tracking
+
+run = _tracking.Wandb(None, "x", Path(sys.argv[1]))
+try:
+    run.open({})
+except Exception as error:
+    print("failed:", type(error).__name__)
+os.environ["WANDB_MODE"] = "offline"
+run.open({})
+run.send([(1, 0.0, {"loss": 2.0})])
+run.end("FINISHED")
+"""
+
+
+def test_a_run_of_w_and_b_is_opened_after_it_could_not_be(tmp_path: Path, packages: str) -> None:
+    env = {**os.environ, "PYTHONPATH": packages, "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
+    # Nothing listens there.
+    env |= {"WANDB_BASE_URL": "http://127.0.0.1:1", "WANDB_API_KEY": "a" * 40}
+    words = [sys.executable, "-c", OPEN_TWICE, str(tmp_path)]
+    done = subprocess.run(words, env=env, check=True, capture_output=True, text=True)
+    assert "failed: CommError" in done.stdout, done.stderr
+    assert [row["loss"] for row in wandb_rows(tmp_path)] == [2.0]
+
+
 def test_w_and_b_gets_every_step_once_although_the_leader_is_killed(
     cluster: Cluster, tmp_path: Path, packages: str
 ) -> None:
