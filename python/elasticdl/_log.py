@@ -152,8 +152,8 @@ class Logging:
     def log_config(self, config: dict[str, Any]) -> None:
         """Adds hyper-parameters to the run of W&B or MLflow (`--track`), before the first metric.
 
-        Numbers, texts and lists of them are kept. The options of the job and of its optimizer are
-        there without it.
+        Only numbers, strings and lists of these are kept. The options of the job and of its
+        optimizer are there without it.
         """
         self._config = {**(self._config or {}), **_tracking.plain(config)}
 
@@ -202,7 +202,11 @@ class Logging:
     def _open_log(self, folder: Path) -> Log:
         if _tracking.service() is None:
             return Log(folder, self.worker_id)
-        tracker = _tracking.Tracker(folder, lambda: self._is_over)
+        try:
+            tracker = _tracking.Tracker(folder, lambda: self._is_over)
+        except OSError as error:  # Training does not depend on it.
+            _tracking.warn_of(error)
+            return Log(folder, self.worker_id)
         return Log(folder, self.worker_id, lambda: tracker.start(self._hyper_parameters()))
 
     def _hyper_parameters(self) -> dict[str, Any]:

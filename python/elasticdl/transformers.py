@@ -67,6 +67,8 @@ _OWN_FIELDS = ("is_local_process_zero", "is_world_process_zero", "stateful_callb
 _LOGS = "log_history"
 # In a checkpoint: what decides which records each step trains.
 _ORDER = "elasticdl.json"
+# In it, too: the state of the optimizer and of the scheduler.
+_TRAINING = ("optimizer.pt", "scheduler.pt")
 # The buffer with the sums of a step, if losses are averaged over tokens.
 _TOKENS = "tokens_and_loss_per_record"
 
@@ -104,7 +106,7 @@ class ElasticMixin:
         if self._feed is not None:
             raise RuntimeError("`train()` was called twice; a job trains once")
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = _last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
             self._resumed = _Resumed(resume_from_checkpoint)
         # The job gets its first state from the process that describes it; workers get it from the
@@ -379,6 +381,14 @@ class _Resumed:
                 "it does not say which records were trained; load its weights with "
                 "`from_pretrained` instead, or continue a job with `elasticdl run --resume JOB`"
             ) from None
+        # The trainer would start with new ones.
+        missing = [name for name in _TRAINING if not os.path.exists(os.path.join(path, name))]
+        if missing and _trainers.is_described():
+            raise ZooError(
+                f"resume_from_checkpoint={path!r} cannot start a job: it has no {missing[0]}; "
+                "checkpoints that are written with `save_only_model=True` only have weights, which "
+                "`from_pretrained` loads"
+            )
 
     def check(self, model: Any, order: dict[str, int]) -> None:
         """Refuses what would not continue where the checkpoint was written."""
@@ -485,6 +495,16 @@ def _check_arguments(args: Any) -> None:
             f"this process trains on {max(args.world_size, args.n_gpu)} devices; start it with "
             "`elasticdl run`, without another launcher, and with one device per worker"
         )
+
+
+def _last_checkpoint(folder: str) -> str:
+    """Returns the last checkpoint of a trainer; it is not needed where the job has its state."""
+    found = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+    if found is None and _trainers.is_described():
+        raise ZooError(
+            f"resume_from_checkpoint=True cannot start a job: there is no checkpoint in {folder!r}"
+        )
+    return found or folder
 
 
 def _data(trainer: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -11,16 +12,20 @@ import os
 import struct
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import elasticdl
-from conftest import Cluster
+from conftest import ROOT, Cluster
 from elasticdl import ZooError, _tracking
+from elasticdl._log import Logging
 from read_protobuf import fields
 
 REQUIREMENTS = Path(__file__).with_name("requirements-tracking.txt")
@@ -35,12 +40,19 @@ class Service:
         self.points: list[tuple[int, str, float]] = []
         self.opened: list[tuple[str | None, str, dict]] = []
         self.ended: list[str] = []
-        self.n_failures = 0
+        self.n_failures = self.n_open_failures = 0
         self.run_id = "the run"
+        self._given: tuple[str | None, str] = (None, "")
 
-    def __call__(self, run_id: str | None, name: str, _folder: Path, config: dict) -> Service:
-        self.opened.append((run_id, name, config))
+    def __call__(self, run_id: str | None, name: str, _folder: Path) -> Service:
+        self._given = (run_id, name)
         return self
+
+    def open(self, config: dict) -> None:
+        if self.n_open_failures:
+            self.n_open_failures -= 1
+            raise OSError("no network")
+        self.opened.append((*self._given, config))
 
     def send(self, lines: list[_tracking.Line]) -> None:
         if self.n_failures:
@@ -59,8 +71,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Service:
     found = Service()
     monkeypatch.setitem(_tracking._SERVICES, "wandb", found)
     (tmp_path / "logged").mkdir()
-    spec = {"job_name": "x", "lanes": 2, "output": "", "envs": "WANDB_API_KEY=secret"}
-    (tmp_path / "job.json").write_text(json.dumps(spec))
+    (tmp_path / "job.json").write_text(json.dumps({"job_name": "x", "lanes": 2, "output": ""}))
     (tmp_path / "status.json").write_text('{"state": "succeeded"}')
     return found
 
@@ -69,6 +80,26 @@ def write(folder: Path, worker: int, *lines: tuple[int, dict[str, Any]]) -> None
     with (folder / "logged" / f"worker-{worker}.jsonl").open("a") as file:
         for step, metrics in lines:
             print(json.dumps({"step": step, "at_secs": 1.0, "metrics": metrics}), file=file)
+
+
+def written_lines(folder: Path) -> list[str]:
+    text = (folder / "logged" / "worker-0.jsonl").read_text()
+    return [line for line in text.splitlines() if line]
+
+
+def fail(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "no locks")
+
+
+class SimpleParam(tuple[str, str]):
+    """Stands in for MLflow's."""
+
+    def __new__(cls, key: str, value: str) -> SimpleParam:
+        return super().__new__(cls, (key, value))
+
+    @property
+    def key(self) -> str:
+        return self[0]
 
 
 def test_a_metric_of_a_step_is_sent_once_whoever_has_logged_it(
@@ -109,6 +140,100 @@ def test_what_could_not_be_sent_is_sent_again(
     assert service.points == [(1, "a", 1.0), (2, "a", 2.0)]
 
 
+def test_a_service_that_cannot_be_reached_at_the_start_gets_everything_later(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tracking, "_POLL_SECS", 0.0)
+    service.n_open_failures = 2
+    write(tmp_path, 0, (1, {"a": 1.0}))
+    _tracking.main("wandb", tmp_path)
+    assert service.points == [(1, "a", 1.0)] and len(service.opened) == 1
+    assert service.ended == ["FINISHED"]
+    assert not (tmp_path / "logged" / "failing").exists()
+    # A run that was never opened is not ended, and its metrics are left to the next process.
+    monkeypatch.setattr(_tracking, "_RETRY_SECS", 0.0)
+    write(tmp_path, 0, (2, {"a": 2.0}))
+    service.n_open_failures = 99
+    _tracking.main("wandb", tmp_path)
+    assert service.ended == ["FINISHED"] and (tmp_path / "logged" / "failing").exists()
+    service.n_open_failures = 0
+    _tracking.main("wandb", tmp_path)
+    assert service.points == [(1, "a", 1.0), (2, "a", 2.0)]
+
+
+def test_what_has_failed_for_long_is_repeated_after_the_end_of_the_job(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tracking, "_POLL_SECS", 0.0)
+    monkeypatch.setattr(_tracking, "_RETRY_SECS", 10.0)
+    clock = iter(range(0, 10_000, 6))
+    time_of_test = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(_tracking, "time", time_of_test)
+    # A worker is there for a while, and is then gone.
+    has_none = iter([False] * 20)
+    monkeypatch.setattr(_tracking, "_has_no_workers", lambda _: next(has_none, True))
+    service.n_open_failures = 21
+    write(tmp_path, 0, (1, {"a": 1.0}))
+    _tracking.main("wandb", tmp_path)
+    assert service.points == [(1, "a", 1.0)]
+
+
+def test_only_harmless_options_of_a_job_are_sent(service: Service, tmp_path: Path) -> None:
+    harmless = {"job_name": "x", "seed": 3, "lanes": 2, "optimizer": "sgd", "num_epochs": 1}
+    secrets = [
+        *("job_command", "training_data", "validation_data", "prediction_data", "model_params"),
+        *("data_reader_params", "output", "checkpoint_dir", "checkpoint_dir_for_init", "envs"),
+        *("image_pull_secrets", "otlp_endpoint", "image_name", "volume", "cluster_spec_json"),
+        *("populate_env_names", "http_hosts", "model_zoo", "of_a_later_version"),
+    ]
+    spec = {**harmless, **dict.fromkeys(secrets, "https://user:password@host/x")}
+    (tmp_path / "job.json").write_text(json.dumps(spec))
+    _tracking.main("wandb", tmp_path)
+    [(_, _, config)] = service.opened
+    assert config == {f"job/{name}": value for name, value in harmless.items()}
+
+
+def test_the_options_that_are_sent_are_options_of_a_job() -> None:
+    text = (ROOT / "docs" / "reference" / "job.md").read_text()
+    assert [name for name in _tracking._OPTIONS.split() if f"| `{name}` |" not in text] == []
+
+
+def test_mlflow_gets_one_run_and_short_parameters_although_its_server_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    params: list[tuple[str, str]] = []
+    created, n_failures = [], [1]
+
+    class Client:
+        def get_experiment_by_name(self, _name: str) -> SimpleNamespace:
+            return SimpleNamespace(experiment_id="1")
+
+        def create_run(self, _experiment: str, run_name: str) -> SimpleNamespace:
+            created.append(run_name)
+            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+        def update_run(self, _run: str, _state: str) -> None:
+            if n_failures[0]:
+                n_failures[0] -= 1
+                raise OSError("no network")
+
+        def get_run(self, _run: str) -> SimpleNamespace:
+            return SimpleNamespace(data=SimpleNamespace(params={}))
+
+        def log_batch(self, _run: str, params: list[tuple[str, str]], sent: list = params) -> None:
+            sent += params
+
+    entities = SimpleNamespace(Metric=None, Param=SimpleParam)
+    module = SimpleNamespace(MlflowClient=Client, entities=entities)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    run = _tracking.Mlflow(None, "x", tmp_path)
+    with pytest.raises(OSError, match="no network"):
+        run.open({})
+    run.open({"text": "x" * 9999, "lr": 0.1})
+    assert params == [("text", "x" * 500), ("lr", "0.1")] and created == ["x"]
+
+
 def test_only_one_process_sends(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +242,78 @@ def test_only_one_process_sends(
         fcntl.flock(lock, fcntl.LOCK_EX)
         _tracking.main("wandb", tmp_path)
     assert not service.opened
+
+
+@pytest.mark.parametrize(("state", "waits"), [("running", False), ("succeeded", True)])
+def test_a_worker_waits_for_what_is_sent_only_if_the_job_has_ended(
+    state: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tracking, "_STATE_SECS", 0.1)
+    monkeypatch.setattr(_tracking, "_LAST_SECS", 1.0)
+    (tmp_path / "status.json").write_text(json.dumps({"state": state}))
+    tracker = _tracking.Tracker(tmp_path / "logged", lambda: True)
+    with (tmp_path / "logged" / _tracking._TRACKER_LOCK).open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first = time.monotonic()
+        tracker._close()
+        assert (time.monotonic() - first >= 1.0) == waits
+
+
+def test_a_worker_waits_for_a_process_that_it_has_just_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status.json").write_text('{"state": "succeeded"}')
+    tracker = _tracking.Tracker(tmp_path / "logged", lambda: True)
+    ends = iter([None, None, 0])
+    monkeypatch.setattr(tracker, "_process", SimpleNamespace(poll=lambda: next(ends)))
+    tracker._close()
+    assert next(ends, "no more") == "no more"
+
+
+def test_a_folder_without_locks_only_costs_the_tracking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICDL_TRACK", "wandb")
+    script = Logging()
+    script.worker_id, script._is_over, script._optimizer = 0, False, None
+    with monkeypatch.context() as patch:
+        patch.setattr(_tracking.fcntl, "flock", fail)
+        with pytest.warns(RuntimeWarning, match="not sent to wandb: .*no locks"):
+            log = script._open_log(tmp_path / "logged")
+        log.add(1, {"a": 1.0}, True, True)
+    # Locks can also fail later.
+    tracker = _tracking.Tracker(tmp_path / "logged", lambda: True)
+    monkeypatch.setattr(_tracking.fcntl, "flock", fail)
+    with pytest.warns(RuntimeWarning, match="not sent to wandb: .*no locks"):
+        tracker.start({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracker.start({})
+    tracker._close()
+    log.add(2, {"a": 2.0}, True, True)
+    assert [json.loads(line)["step"] for line in written_lines(tmp_path)] == [1, 2]
+
+
+def test_a_lock_file_can_be_read_and_written(tmp_path: Path) -> None:
+    # NFS refuses a shared lock without the one, and an exclusive one without the other.
+    with _tracking._open_lock(tmp_path / "lock") as lock:
+        assert lock.readable() and lock.writable()
+
+
+def test_a_worker_tells_once_that_a_service_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICDL_TRACK", "wandb")
+    monkeypatch.setattr(_tracking, "_LOOK_SECS", 0.0)
+    tracker = _tracking.Tracker(tmp_path / "logged", lambda: False)
+    with (tmp_path / "logged" / _tracking._TRACKER_LOCK).open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (tmp_path / "logged" / "failing").touch()
+        with pytest.warns(RuntimeWarning, match="cannot be sent to wandb at the moment") as seen:
+            tracker.start({})
+            tracker.start({})
+        assert len(seen) == 1
+    tracker._close()
 
 
 def test_hyper_parameters_are_plain_values() -> None:
@@ -186,6 +383,33 @@ def wandb_rows(job: Path) -> list[dict[str, Any]]:
                     values = [json.loads(item[16]) for item in items]
                     rows.append(dict(zip((name.decode() for name in names), values)))
     return rows
+
+
+OPEN_TWICE = """
+import os, sys
+from pathlib import Path
+from elasticdl import _tracking
+
+run = _tracking.Wandb(None, "x", Path(sys.argv[1]))
+try:
+    run.open({})
+except Exception as error:
+    print("failed:", type(error).__name__)
+os.environ["WANDB_MODE"] = "offline"
+run.open({})
+run.send([(1, 0.0, {"loss": 2.0})])
+run.end("FINISHED")
+"""
+
+
+def test_a_run_of_w_and_b_is_opened_after_it_could_not_be(tmp_path: Path, packages: str) -> None:
+    env = {**os.environ, "PYTHONPATH": packages, "WANDB_INIT_TIMEOUT": "1", "WANDB_MODE": "online"}
+    # Nothing listens there.
+    env |= {"WANDB_BASE_URL": "http://127.0.0.1:1", "WANDB_API_KEY": "a" * 40}
+    words = [sys.executable, "-c", OPEN_TWICE, str(tmp_path)]
+    done = subprocess.run(words, env=env, check=True, capture_output=True, text=True)
+    assert "failed: CommError" in done.stdout, done.stderr
+    assert [row["loss"] for row in wandb_rows(tmp_path)] == [2.0]
 
 
 def test_w_and_b_gets_every_step_once_although_the_leader_is_killed(

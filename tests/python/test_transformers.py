@@ -137,6 +137,33 @@ def test_what_cannot_start_a_job_is_refused_before_it(cluster: Cluster, tmp_path
     assert not [*cluster.home.glob("jobs/*")]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_job_is_refused_if_there_is_no_checkpoint_to_start_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    last = elasticdl.transformers._last_checkpoint
+    folder = tmp_path if exists else tmp_path / "none"
+    assert last(str(folder)) == str(folder), "a worker gets the state from the job"
+    monkeypatch.setenv("ELASTICDL_DESCRIBE", str(tmp_path))
+    with pytest.raises(elasticdl.ZooError, match="^resume_from_checkpoint=True cannot start a job"):
+        last(str(folder))
+    (folder / "checkpoint-3").mkdir(parents=True)
+    assert last(str(folder)) == str(folder / "checkpoint-3")
+
+
+@pytest.mark.parametrize("missing", ["optimizer.pt", "scheduler.pt"])
+def test_a_checkpoint_that_only_has_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    for name in ("elasticdl.json", "optimizer.pt", "scheduler.pt"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setenv("ELASTICDL_DESCRIBE", str(tmp_path))
+    elasticdl.transformers._Resumed(str(tmp_path))
+    (tmp_path / missing).unlink()
+    with pytest.raises(elasticdl.ZooError, match=f"has no {missing}; .* `save_only_model=True`"):
+        elasticdl.transformers._Resumed(str(tmp_path))
+
+
 def test_a_checkpoint_is_refused_if_its_steps_are_those_of_other_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
