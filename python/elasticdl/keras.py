@@ -40,6 +40,8 @@ _ARGUMENTS = {
     "steps_per_epoch": "the job trains every record once per epoch",
 }
 _SEED_NAME = "seed_generator_state"
+# Layers whose state `fit` does not change.
+_CONSTANT = (keras.layers.Normalization,)
 
 # The job's seed comes first, so that a model that the script creates is the same in every worker.
 _trainers.job()
@@ -130,18 +132,24 @@ class _Training:
         model._symbolic_build(data_batch=records.collate([0] * min(2, len(records))))
         model.reset_metrics()
         self._steps_per_epoch = job.steps_per_epoch
-        is_shown = verbose != 0 and job.is_leader and not job.is_described
+        is_shown = verbose != 0 and not job.is_described
+        given = keras.tree.flatten(callbacks or [])
+        has_bar = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in given)
+        own = [_Log(job), *([_Bar(job)] if is_shown and not has_bar else [])]
         self._callbacks = keras.callbacks.CallbackList(
-            callbacks,
+            [*given, *own],
             add_history=True,
-            add_progbar=is_shown,
             verbose=verbose if is_shown else 0,
             epochs=self._epochs,
             steps=self._steps_per_epoch,
             model=model,
         )
         self._optimizer = _optimizer(model)
-        self._progress = _Progress(model, self._callbacks.callbacks, self._optimizer)
+        config = model.optimizer.get_config()
+        job.log_config({**config, "optimizer": type(model.optimizer).__name__})
+        followed = [one for one in self._callbacks.callbacks if one not in own]
+        self._progress = _Progress(model, followed, self._optimizer)
+        self._metrics = _metric_states(model)
         states = {f"keras_{number}": one for number, one in enumerate(_states(model))}
         tensors = {name: one.value.detach().clone() for name, one in states.items()}
         self._trained = _trainers.Trained.of(model, **tensors)
@@ -156,7 +164,7 @@ class _Training:
             records.batch_size,
             self._epochs,
             records.is_shuffled,
-            collate=records.collate,
+            collate=records.counted,
             **records.loader_options,
         )
         self._feed = _trainers.Feed(job, steps)
@@ -178,8 +186,8 @@ class _Training:
                 callbacks.on_epoch_begin(epoch)
             callbacks.on_train_batch_begin(number)
             model.train()
-            for batch in lanes:
-                self._train_lane(batch)
+            for n_records, batch in lanes:
+                self._train_lane(n_records, batch)
             if progress.has_moved or not self._job.is_step:
                 feed.move()
                 progress.restore()
@@ -198,12 +206,16 @@ class _Training:
                 progress.keep()
                 break
         feed.end()
+        if progress.has_moved:  # The last step was that of another worker.
+            progress.restore()
+            logs = progress.last_logs
         callbacks.on_train_end(logs or progress.last_logs)
         return model.history
 
-    def _train_lane(self, batch: Any) -> None:
+    def _train_lane(self, n_records: int, batch: Any) -> None:
         """Computes the gradients of a lane, as `train_step` of Keras does before its step."""
         model = self._model
+        before = [one.value.detach().clone() for one in self._metrics]
         for seed in self._seeds:
             seed.assign(_draw())
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -212,11 +224,22 @@ class _Training:
         loss = model._compute_loss(
             x=x, y=y, y_pred=predictions, sample_weight=weight, training=True
         )
-        n_records = len(keras.tree.flatten(x)[0])
-        model._loss_tracker.update_state(loss.detach(), sample_weight=n_records)
+        n_rows = len(next(part for part in keras.tree.flatten(x) if part is not None))
+        model._loss_tracker.update_state(loss.detach(), sample_weight=n_rows)
         loss.backward()
         model.compute_metrics(x, y, predictions, sample_weight=weight)
+        # The job takes the mean change of all lanes, each by its records, but metrics are sums.
+        scale = self._step_records() / n_records
+        if scale != 1:
+            for variable, value in zip(self._metrics, before):
+                variable.assign(value + (variable.value.detach() - value) * scale)
         self._job.allreduce(loss=loss.detach())
+
+    def _step_records(self) -> int:
+        """Returns the number of records of this step, in all lanes."""
+        n_most = self._records.batch_size * self._job.lanes
+        n_before = self._job.step % self._steps_per_epoch * n_most
+        return min(n_most, len(self._records) - n_before)
 
     def _end_epoch(
         self, epoch: int, evaluation: dict[str, Any] | None, every: Any
@@ -235,6 +258,39 @@ class _Training:
         return logs
 
 
+class _Log(keras.callbacks.Callback):
+    """Logs with the job what the callbacks before it have left in the logs of an epoch."""
+
+    def __init__(self, job: Any) -> None:
+        super().__init__()
+        self._job = job
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._job.log_from_trainer(logs or {})
+
+
+class _Bar(keras.callbacks.ProgbarLogger):
+    """Shows the progress in the worker that leads, which can be another one in each step."""
+
+    def __init__(self, job: Any) -> None:
+        super().__init__()
+        self._job = job
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._reset_progbar()
+        if self._job.is_leader:
+            super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._job.is_leader:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._job.is_leader:
+            self._maybe_init_progbar()
+            super().on_epoch_end(epoch, logs)
+
+
 class _Records:
     """What `fit` trains on: arrays, or the dataset of a DataLoader."""
 
@@ -242,18 +298,19 @@ class _Records:
         self.loader_options: dict[str, Any] = {}
         self._loader = None
         if type(x).__name__ == "DataLoader":
+            for name, value in (("y", y), ("sample_weight", weight)):
+                if value is not None:
+                    raise ZooError(
+                        f"`fit` got `{name}` beside a DataLoader; its batches contain it: "
+                        "(x, y) or (x, y, sample_weight)"
+                    )
             self.is_shuffled = _trainers.check_loader("the training data", x)
             self._loader, self.batch_size = x, x.batch_size
             self.loader_options = _trainers.loader_options(x)
             return
-        self._arrays = {"x": x, "y": y, "sample_weight": weight}
+        given = {"x": x, "y": y, "sample_weight": weight}
+        self._arrays = keras.tree.map_structure(_array, given)
         leaves = [leaf for leaf in keras.tree.flatten(self._arrays) if leaf is not None]
-        for leaf in leaves:
-            if not hasattr(leaf, "shape") or not hasattr(leaf, "__getitem__"):
-                raise ZooError(
-                    f"`fit` got a {type(leaf).__name__}, but a job assigns records by their "
-                    "numbers; pass numpy arrays, torch tensors or a torch DataLoader"
-                )
         lengths = {len(leaf) for leaf in leaves}
         if len(lengths) != 1:
             raise ZooError(f"the arrays of `fit` have different lengths: {sorted(lengths)}")
@@ -273,6 +330,10 @@ class _Records:
         parts = _taken(self._arrays, np.asarray(numbers), keras.ops.convert_to_tensor)
         return keras.utils.pack_x_y_sample_weight(parts["x"], parts["y"], parts["sample_weight"])
 
+    def counted(self, numbers: list[int]) -> tuple[int, Any]:
+        """Returns the batch of these records behind their number."""
+        return len(numbers), self.collate(numbers)
+
     def split(self, share: float) -> tuple[_Records, Any]:
         """Returns the records without the last `share` of them, and those."""
         if self._loader is not None:
@@ -282,6 +343,20 @@ class _Records:
         parts = [first[name] for name in ("x", "y", "sample_weight")]
         records = _Records(*parts, self.batch_size, self.is_shuffled)
         return records, (last["x"], last["y"], last["sample_weight"])
+
+
+def _array(leaf: Any) -> Any:
+    """Returns an array whose rows have numbers."""
+    import torch
+
+    # The index of a pandas object selects labels or columns, not rows.
+    array = leaf.to_numpy() if hasattr(leaf, "iloc") else leaf
+    if array is None or isinstance(array, (np.ndarray, torch.Tensor)):
+        return array
+    raise ZooError(
+        f"`fit` got a {type(leaf).__name__}, but a job assigns records by their numbers; pass "
+        "numpy arrays, torch tensors, pandas objects or a torch DataLoader"
+    )
 
 
 def _taken(arrays: Any, index: Any, convert: Callable[[Any], Any] = lambda part: part) -> Any:
@@ -390,11 +465,14 @@ def _check_only(name: str, value: Any, default: Any) -> None:
 
 def _check(model: Any, callbacks: Any) -> None:
     """Rejects what a job would not honour."""
-    if type(model).train_step is not keras.Model.train_step:
-        raise ZooError(
-            f"the model `{type(model).__name__}` overrides `train_step`, which the job does not "
-            "call; override `compute_loss`, or write a custom training loop (docs/own-loop.md)"
-        )
+    for method in ("fit", "make_train_function", "train_step"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise ZooError(
+                f"the model `{type(model).__name__}` overrides `{method}`, which the job does not "
+                "call; override `compute_loss`, or write a custom training loop (docs/own-loop.md)"
+            )
+    if model.jit_compile:
+        raise ZooError("jit_compile=True does not work in a job; remove it from `compile`")
     if getattr(model, "steps_per_execution", 1) != 1:
         raise ZooError("steps_per_execution does not work in a job; use 1")
     optimizer = model.optimizer
@@ -402,7 +480,7 @@ def _check(model: Any, callbacks: Any) -> None:
         raise ZooError("the model has no optimizer; pass one to `compile`")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ZooError("loss scaling does not work in a job; use bfloat16 instead of float16")
-    for option in ("use_ema", "gradient_accumulation_steps"):
+    for option in ("use_ema", "gradient_accumulation_steps", "loss_scale_factor"):
         if getattr(optimizer, option, None):
             raise ZooError(f"`{option}` of the optimizer does not work in a job; remove it")
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -419,9 +497,10 @@ def _check(model: Any, callbacks: Any) -> None:
 
 def _states(model: Any) -> list[Any]:
     """Returns what training changes besides the parameters: batch norms and metrics."""
-    found = [one for one in model.non_trainable_variables if one.name != _SEED_NAME]
-    found += [one for metric in model.metrics for one in metric.variables]
-    unique = list({id(one): one for one in found}.values())
+    # Not `non_trainable_variables`, which has the weights of frozen layers, too.
+    layers = [one for one in model._flatten_layers() if not isinstance(one, _CONSTANT)]
+    found = [one for layer in layers for one in layer._non_trainable_variables]
+    unique = list({id(one): one for one in [*found, *_metric_states(model)]}.values())
     for one in unique:
         if keras.backend.standardize_dtype(one.dtype) != "float32":
             raise ZooError(
@@ -429,6 +508,11 @@ def _states(model: Any) -> list[Any]:
                 "layer or metric that it belongs to"
             )
     return unique
+
+
+def _metric_states(model: Any) -> list[Any]:
+    found = [one for metric in model.metrics for one in metric.variables]
+    return list({id(one): one for one in found}.values())
 
 
 def _seeds(model: Any) -> list[Any]:

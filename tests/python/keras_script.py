@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 import elasticdl.keras
-from elasticdl import _state
+from elasticdl import _state, _trainers
 from own_step_script import Faults
 
 BATCH, EPOCHS = 8, 3
 # The last step of an epoch has fewer records.
-N_RECORDS = 125
+N_RECORDS = int(os.environ.get("RECORDS", "125"))
 X = np.random.default_rng(1).standard_normal((N_RECORDS, 6)).astype("float32")
 Y = (X.sum(1) > 0).astype("int64")
 
@@ -40,20 +40,39 @@ class Seen(keras.callbacks.Callback):
         self.seen.append(f"batch {batch}")
         self.n_steps += 1
         if self._faults is not None:
-            self._faults.between(self.n_steps)
+            # The worker that shows the progress is lost.
+            self._faults.between(self.n_steps, may_kill=_trainers.job().is_leader)
 
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append(f"end {epoch} {' '.join(sorted(logs))}")
 
 
+class Labels(keras.metrics.Metric):
+    """The sum of the labels, which does not depend on the weights."""
+
+    def __init__(self) -> None:
+        super().__init__(name="labels")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y, predictions, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(y, "float32")))
+
+    def result(self):
+        # Not the variable itself, which Keras resets before it reads the logs.
+        return self.total + 0.0
+
+
 def model(is_plain: bool = False) -> keras.Model:
-    """A model; one that is plain has no state and no random numbers."""
+    """A model; one that is plain has no state, no random numbers and no frozen weights."""
     keras.utils.set_random_seed(1)
     odd = [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dropout(0.3)]
-    layers = [keras.layers.Dense(5, "relu"), *([] if is_plain else odd), keras.layers.Dense(2)]
+    constant = [keras.layers.Normalization(), keras.layers.Dense(6, trainable=False)]
+    constant[0].adapt(X)
+    first, last = ([], []) if is_plain else (constant, odd)
+    layers = [*first, keras.layers.Dense(5, "relu"), *last, keras.layers.Dense(2)]
     made = keras.Sequential([keras.Input((6,)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    made.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy", Labels()])
     return made
 
 
@@ -64,7 +83,7 @@ def fit(model: keras.Model, callbacks: list, is_plain: bool = False) -> dict[str
         Y,
         batch_size=BATCH,
         epochs=EPOCHS,
-        verbose=0,
+        verbose=2,
         shuffle=not is_plain,
         validation_data=(X[:50], Y[:50]),
         callbacks=[schedule, *callbacks],
