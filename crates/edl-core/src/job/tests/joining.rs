@@ -179,6 +179,7 @@ fn a_job_that_stops_while_members_pause_lets_them_train_to_the_checkpoint_that_i
     let ordered = members.job.checkpoints.in_progress().expect("a checkpoint is due");
     let (world, allowed) = (members.world(), until(&members));
     assert!(701 < ordered && ordered < allowed);
+    members.effects.clear();
     scale(&mut members, 3);
     let number = members.asked_to_pause([0, 1]);
     members.report(0, MemberReport::Paused { world, number, step: 701 });
