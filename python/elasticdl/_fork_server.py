@@ -75,9 +75,14 @@ def main() -> None:
     _Server(requests, caller).serve()
 
 
+def be_killed_with_parent() -> None:
+    """Lets the kernel end this process when its parent does. The parent may have ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _end_with(parent: int) -> None:
     """Ends this process when its parent does, even if that is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    be_killed_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

@@ -873,13 +873,11 @@ def _check_same(shapes: dict[str, list[int]]) -> None:
 
 def _final_state() -> str:
     """Waits for the final state of the job, which has ended."""
-    status = _job_dir() / "status.json"
     is_shared = _IN_POD in os.environ
     limit = time.monotonic() + (_SHARED_STATUS_DELAY_SECS if is_shared else _STATUS_DELAY_SECS)
     state = ""
     while state not in _ENDS and time.monotonic() < limit:
-        with contextlib.suppress(OSError, ValueError):
-            state = json.loads(status.read_text())["state"]
+        state = _tracking.state_of(_job_dir()) or state
         time.sleep(0.01)
     return state
 

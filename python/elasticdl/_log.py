@@ -38,9 +38,7 @@ class Log:
         # What the leader should have written, by the step of the job: metrics with their steps,
         # which trainers of other libraries count themselves.
         self._pending: dict[int, dict[int, dict[str, float | None]]] = {}
-        # The steps and names in the files, as far as they were read.
-        self._known: set[tuple[int, str]] = set()
-        self._read: dict[Path, int] = {}
+        self._lines = _tracking.Lines(folder, {})
 
     def add(
         self,
@@ -76,11 +74,11 @@ class Log:
             logged = self._pending.pop(at)
             if step > at + _DELAY_STEPS:
                 continue  # It has not trained the steps in between: that was only a check.
-            self._find()
+            with contextlib.suppress(OSError):
+                self._lines.read()
             for shown, metrics in logged.items():
-                missing = {
-                    name: metrics[name] for name in metrics if (shown, name) not in self._known
-                }
+                known = self._lines.known
+                missing = {name: metrics[name] for name in metrics if (shown, name) not in known}
                 if missing:
                     self._write(shown, missing)
 
@@ -100,20 +98,6 @@ class Log:
             warnings.warn(f"cannot log metrics: {error}", RuntimeWarning, stacklevel=2)
         else:
             self._on_write()
-
-    def _find(self) -> None:
-        """Reads what all workers have written since."""
-        with contextlib.suppress(OSError):
-            for path in self._path.parent.glob("*.jsonl"):
-                with path.open("rb") as file:
-                    file.seek(self._read.get(path, 0))
-                    data = file.read()
-                end = data.rfind(b"\n") + 1
-                self._read[path] = self._read.get(path, 0) + end
-                for text in data[:end].split(b"\n"):
-                    with contextlib.suppress(ValueError, KeyError, TypeError):
-                        line = json.loads(text) if text else {"step": 0, "metrics": {}}
-                        self._known.update((line["step"], name) for name in line["metrics"])
 
 
 def check(metrics: dict[str, Any]) -> dict[str, float | None]:
@@ -139,7 +123,8 @@ def numbers_of(metrics: dict[str, Any]) -> dict[str, Any]:
     for name, value in metrics.items():
         with contextlib.suppress(TypeError, ValueError):
             if not isinstance(value, str):
-                found |= {name: value for name in check({name: value})}
+                check({name: value})
+                found[name] = value
     return found
 
 

@@ -8,10 +8,8 @@ Every batch is read with random numbers of its own, so it does not matter which 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from elasticdl import _records
+from elasticdl import _fork_server, _records
 
 # A batch: the seed of its random numbers, and its records.
 _Key = tuple[int, bytes]
@@ -29,8 +27,6 @@ _Key = tuple[int, bytes]
 _Task = Optional[tuple[int, int, np.ndarray]]
 # Gives the records and seeds of batches that probably follow, at most as many as requested.
 Upcoming = Callable[[int], list[tuple[np.ndarray, int]]]
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Reader:
@@ -159,7 +155,7 @@ def _exit_with_parent() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _fork_server.be_killed_with_parent()
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)

@@ -66,7 +66,7 @@ _LOCK_SECS = 5.0
 _ENDS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 # The options of a job that are sent. All others stay here, because a text that the user chooses,
 # such as a command, a URL or a parameter of a model, can contain a password.
-_OPTIONS = """
+_OPTION_NAMES = """
 job_name job_type seed model_def
 optimizer learning_rate learning_rate_schedule weight_decay clip_norm
 codec_type minibatch_size num_minibatches_per_task num_epochs shuffle batch_plan
@@ -78,6 +78,7 @@ checkpoint_steps checkpoint_secs keep_checkpoint_max
 max_step max_time task_timeout_secs heartbeat_timeout_secs relaunch_on_worker_failure
 fork_workers max_batch_failures on_nonfinite log_loss_steps
 """
+_OPTIONS = frozenset(_OPTION_NAMES.split())
 # What MLflow takes at a time, and the length of a value that all of its servers take.
 _MAX_BATCH = 1000
 _MAX_PARAM = 500
@@ -188,7 +189,7 @@ class Tracker:
         with contextlib.suppress(OSError):
             while self._is_over() and time.monotonic() < end and self._is_sending():
                 # The job can continue without this worker, and so can the process that sends.
-                has_ended = has_ended or _state(self._folder.parent) in _ENDS
+                has_ended = has_ended or state_of(self._folder.parent) in _ENDS
                 if not has_ended and time.monotonic() >= state_end:
                     return
                 time.sleep(0.05)
@@ -217,9 +218,6 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in values.items() if is_plain(value)}
 
 
-# ---- The process itself --------------------------------------------------------------------------
-
-
 class Lines:
     """Reads what workers log, each metric of a step once."""
 
@@ -227,7 +225,8 @@ class Lines:
         self._folder = folder
         # The bytes that were read of each file.
         self.ends: dict[str, int] = {}
-        self._known: set[tuple[int, str]] = set()
+        # The steps and names in the files, as far as they were read.
+        self.known: set[tuple[int, str]] = set()
         for name, end in ends.items():
             self._read(folder / name, end)
 
@@ -255,11 +254,14 @@ class Lines:
             new = {
                 name: math.nan if value is None else value
                 for name, value in metrics.items()
-                if (step, name) not in self._known
+                if (step, name) not in self.known
             }
-            self._known.update((step, name) for name in new)
+            self.known.update((step, name) for name in new)
             return (step, line["at_secs"], new) if new else None
         return None
+
+
+# ---- The process itself --------------------------------------------------------------------------
 
 
 class Wandb:
@@ -365,7 +367,7 @@ def main(chosen: str, job: Path) -> None:
         sent = _read_json(folder / _SENT)
         spec = _read_json(job / "job.json")
         options = {name: value for name, value in spec.items() if value not in ("", {}, None)}
-        config = {f"job/{name}": options[name] for name in options if name in _OPTIONS.split()}
+        config = {f"job/{name}": options[name] for name in options if name in _OPTIONS}
         config = plain(config | _read_json(folder / _CONFIG))
         # The service can have been changed when the job was resumed.
         before = sent if sent.get("service") == chosen else {}
@@ -376,7 +378,7 @@ def main(chosen: str, job: Path) -> None:
             write_json(folder / _SENT, {"service": chosen, "run": run.run_id, "ends": ends})
 
         if _send_all(run, config, lines, note, folder):
-            run.end(_ENDS.get(_state(job), "FAILED"))
+            run.end(_ENDS.get(state_of(job), "FAILED"))
 
 
 def _send_all(
@@ -423,7 +425,7 @@ def _send_all(
                 return is_open
             pause = min(2 * pause, _MAX_POLL_SECS)
         is_over = alone_since is not None and (
-            _state(folder.parent) in _ENDS or time.monotonic() > alone_since + _GAP_SECS
+            state_of(folder.parent) in _ENDS or time.monotonic() > alone_since + _GAP_SECS
         )
         if is_over and failing_since is None:
             return True
@@ -448,7 +450,8 @@ def _try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _state(job: Path) -> str:
+def state_of(job: Path) -> str:
+    """The state of the job, as its master has written it last; empty if that cannot be read."""
     return str(_read_json(job / "status.json").get("state", ""))
 
 

@@ -144,8 +144,9 @@ class ElasticMixin:
         if not isinstance(train_dataloader, _Loader):
             raise ZooError("`get_train_dataloader` is overridden, but the job assigns the records")
         sums = {_TOKENS: torch.zeros(2)} if self.args.average_tokens_across_devices else {}
+        self._order = train_dataloader.order()
         if self._resumed is not None:
-            self._resumed.check(self.model, train_dataloader.order())
+            self._resumed.check(self.model, self._order)
         self._trained = Trained.of(self.model, **sums)
         state = {"trainer": self._progress, "scheduler": Kept(self.lr_scheduler)}
         scaler = getattr(self.accelerator, "scaler", None)
@@ -155,7 +156,6 @@ class ElasticMixin:
         self.job.attach(self._trained, optimizer, **state)
         self._trained.settle()
         self.job.log_config(self.args.to_sanitized_dict())
-        self._order = train_dataloader.order()
         self._feed = train_dataloader.open()
         return prepared
 

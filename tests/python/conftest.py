@@ -89,6 +89,32 @@ class Cluster:
         assert shown == {metric: found[-1] for metric, found in steps.items()}
         return {metric: sorted(found) for metric, found in steps.items()}
 
+    def train(
+        self,
+        folder: Path,
+        words: list[str],
+        n_workers: int,
+        kills: tuple[int, ...],
+        n_lanes: int,
+        **env: str,
+    ) -> tuple[subprocess.CompletedProcess[str], bytes]:
+        """Runs a job named like `folder`, whose script (`words`) notes there which workers were
+        killed, joined and ended (see `own_step_script.Faults`). Returns what the command printed,
+        and what all workers have at the end.
+        """
+        # The others wait for those that replace killed ones.
+        workers = f"--workers={n_workers}:{n_workers}"
+        flags = [workers, f"--lanes={n_lanes}", f"--job_name={folder.name}"]
+        done = self.run("run", *flags, *words, **env)
+        self.run("audit", folder.name)
+        noted = {path.name for path in folder.glob("killed-*")}
+        assert noted == {f"killed-{kill}" for kill in kills}
+        joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
+        assert not kills or max(joined) > min(kills), "a worker got the state from another one"
+        ends = {path.read_bytes() for path in folder.glob("end-*")}
+        assert len(ends) == 1, "all workers have the same bits, callbacks, counters and logs"
+        return done, ends.pop()
+
     def wait(self, what: str, look: Callable[[], object]) -> object:
         """Waits until `look` returns something."""
         end = time.monotonic() + LIMIT

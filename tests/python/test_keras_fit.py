@@ -29,16 +29,7 @@ def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int, lanes: in
     """Runs a job; returns what its workers have at the end."""
     folder.mkdir()
     words = [str(SCRIPT), str(folder), str(n_workers), *map(str, kills)]
-    # The others wait for those that replace killed ones.
-    flags = [f"--workers={n_workers}:{n_workers}", f"--lanes={lanes}", f"--job_name={folder.name}"]
-    cluster.run("run", *flags, *words, **env)
-    cluster.run("audit", folder.name)
-    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
-    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
-    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
-    ends = {path.read_bytes() for path in folder.glob("end-*")}
-    assert len(ends) == 1, "all workers have the same bits, callbacks and history"
-    return ends.pop()
+    return cluster.train(folder, words, n_workers, kills, lanes, **env)[1]
 
 
 def test_fit_has_the_same_bits_and_callbacks_for_any_workers_and_after_a_kill(

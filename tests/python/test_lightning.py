@@ -23,18 +23,9 @@ def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int, **env: st
     """Runs a job; returns what its workers have at the end."""
     folder.mkdir()
     words = [script.__file__, str(folder), str(n_workers), *map(str, kills)]
-    # The others wait for those that replace killed ones.
-    workers = f"--workers={n_workers}:{n_workers}"
-    flags = [workers, f"--lanes={script.N_LANES}", f"--job_name={folder.name}"]
-    cluster.run("run", *flags, *words, **env)
-    cluster.run("audit", folder.name)
-    assert {path.name for path in folder.glob("killed-*")} == {f"killed-{kill}" for kill in kills}
-    joined = [int(path.name.split("-")[1]) for path in folder.glob("joined-*")]
-    assert not kills or max(joined) > min(kills), "a worker got the state from another one"
-    ends = {path.read_bytes() for path in folder.glob("end-*")}
-    assert len(ends) == 1, "all workers have the same bits, callbacks and counters"
+    _, end = cluster.train(folder, words, n_workers, kills, script.N_LANES, **env)
     assert [*folder.glob("loader-*")] and not [*folder.glob("worker-*")], "loaders have read all"
-    return _state.parse(ends.pop())
+    return _state.parse(end)
 
 
 def check(end: dict, folder: Path, precision: str = "32-true") -> None:

@@ -195,7 +195,7 @@ def test_only_harmless_options_of_a_job_are_sent(service: Service, tmp_path: Pat
 
 def test_the_options_that_are_sent_are_options_of_a_job() -> None:
     text = (ROOT / "docs" / "reference" / "job.md").read_text()
-    assert [name for name in _tracking._OPTIONS.split() if f"| `{name}` |" not in text] == []
+    assert [name for name in _tracking._OPTIONS if f"| `{name}` |" not in text] == []
 
 
 def test_mlflow_gets_one_run_and_short_parameters_although_its_server_fails(

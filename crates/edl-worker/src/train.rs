@@ -233,8 +233,8 @@ pub(crate) fn check_gradient(
     gradient: &Gradient,
     (dense_len, rows): (usize, &[Vec<f32>]),
 ) -> Result<(), Error> {
-    let lens = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
-    if gradient.dense.len() == dense_len && lens(&gradient.rows) == lens(rows) {
+    let rows_fit = gradient.rows.iter().map(Vec::len).eq(rows.iter().map(Vec::len));
+    if gradient.dense.len() == dense_len && rows_fit {
         return Ok(());
     }
     Err(other_shape())
