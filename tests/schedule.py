@@ -27,8 +27,8 @@ from template import Fork, Template
 CORES = len(os.sched_getaffinity(0))
 # Maximum number of running tests, no matter how idle the machine is.
 MAX_RUNNING = 4 * CORES
-# A core counts as idle if this share of the machine's time was unused since the last check.
-IDLE = 0.5 / CORES
+# Another test starts if this share of the machine's time was unused since the last check.
+IDLE = 0.2 / CORES
 CHECK = 0.5
 POLL = 0.05
 # Far longer than any test takes; a test that reaches this limit hangs.
