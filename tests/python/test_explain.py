@@ -45,9 +45,9 @@ def feed(batch, mode, metadata):
 FAULTS = {
     "the Python code raises an error": (
         "",
-        "raise RuntimeError('a bug of the user')",
+        "raise RuntimeError('a bug in user code')",
         "code_error",
-        ["RuntimeError: a bug of the user", "in deep_inside", "(records "],
+        ["RuntimeError: a bug in user code", "in deep_inside", "(records "],
     ),
     "the Python code never returns": (
         "",
@@ -55,7 +55,7 @@ FAULTS = {
         "hang",
         ["no progress for 3s while training", "in deep_inside", "(records "],
     ),
-    "the Python code holds the interpreter forever": (
+    "the Python code never releases the interpreter lock": (
         "import ctypes",
         "ctypes.PyDLL(None).pause()",
         "hang",

@@ -316,7 +316,7 @@ def fed(images, batch):
 
 # Only workers fail: these stand for records that come later than the first batch.
 FEEDS = {
-    "exception": ("raise RuntimeError('a bug of the user')", ["a bug of the user", "in fed"]),
+    "exception": ("raise RuntimeError('a bug in user code')", ["a bug in user code", "in fed"]),
     "records": ("return images[:-1], batch['label'][:-1]", ["records", "change the number"]),
     "nan": (
         "return images * np.float32('nan'), batch['label']",

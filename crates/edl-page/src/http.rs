@@ -142,7 +142,7 @@ async fn connection(
 }
 
 fn unknown_host() -> Response {
-    let why = "this server does not answer to the host name of this request; use its IP address or \
+    let why = "the host name of this request is not allowed; use the server's IP address or \
                `localhost`, or add the name to `--http_hosts`\n";
     (StatusCode::FORBIDDEN, why).into_response()
 }
