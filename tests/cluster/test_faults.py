@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trained import N_RECORDS, Job, counting, has_checkpoint, is_training
+from trained import Job, counting, has_checkpoint, is_training
 
 Submit = Callable[..., Job]
 
@@ -64,7 +64,7 @@ STEPS = {
 def test_a_job_whose_pods_are_all_deleted_is_saved_and_resumes(
     submit: Submit, strategy: dict[str, object]
 ) -> None:
-    """The only checkpoint is that of the deletion, so a lost one would show as repeated work."""
+    """The only checkpoint is that of the deletion, so the job must resume at exactly that step."""
     job = submit("all", **counting(checkpoint_steps=10_000, checkpoint_secs=1000, **strategy))
     job.until("some training", lambda status: status["step"] > 50)
     job.kubectl("delete", "pod", "--selector", f"elasticdl_job_name={job.name}")
@@ -78,7 +78,9 @@ def test_a_job_whose_pods_are_all_deleted_is_saved_and_resumes(
     [container] = last["status"]["containerStatuses"]
     assert container["state"]["terminated"]["exitCode"] == 3, "stopped, and resumable"
     job.resume().succeeds()
-    assert job.status()["goodput"]["records"] == 3 * N_RECORDS, "nothing was computed again"
+    # Work is not counted from here on: if a worker is silent for a moment, which it can be on a
+    # busy machine, others compute its batches again.
+    assert f"resumed at step {stopped['step']}" in (job.folder / "events.jsonl").read_text()
     job.assert_audit(3)
     if not strategy:
         job.assert_exactly_once(3)
