@@ -16,6 +16,8 @@ const MIN_FREEZE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
     recent: VecDeque<Duration>,
+    /// Of `recent`, once there are enough: it is asked for at every event.
+    median: Option<Duration>,
 }
 
 impl Pace {
@@ -25,22 +27,21 @@ impl Pace {
         if self.recent.len() > N_RECENT {
             self.recent.pop_front();
         }
-    }
-
-    fn median(&self) -> Option<Duration> {
-        let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() >= N_LEAST)
+        if self.recent.len() >= N_LEAST {
+            let mut recent: Vec<Duration> = self.recent.iter().copied().collect();
+            let middle = recent.len() / 2;
+            self.median = Some(*recent.select_nth_unstable(middle).1);
+        }
     }
 
     /// A worker that computes nothing for this long hangs; `least` is what the user allows.
     pub(super) fn hang_timeout(&self, least: Duration) -> Duration {
-        least.max(self.median().unwrap_or_default() * FACTOR)
+        least.max(self.median.unwrap_or_default() * FACTOR)
     }
 
     /// A busy worker that answers nothing for this long is frozen, once steps have been measured.
     pub(super) fn freeze_timeout(&self) -> Option<Duration> {
-        self.median().map(|median| MIN_FREEZE.max(median * FACTOR))
+        self.median.map(|median| MIN_FREEZE.max(median * FACTOR))
     }
 }
 
