@@ -362,6 +362,7 @@ def run(program: list[str]) -> None:
     module = types.ModuleType("__main__")
     module.__builtins__ = __builtins__
     sys.modules["__main__"] = module
+    _join_job()
     # As Python does it; `sys.argv` keeps what was given.
     if program[0] == "-m":
         sys.argv = program[:1] + program[2:]
@@ -383,6 +384,14 @@ def run(program: list[str]) -> None:
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, module.__dict__)
+
+
+def _join_job() -> None:
+    """Lets this process join its job where the imports of a new process would have: those of the
+    adapters for trainers do, and set the seed before the program creates its model."""
+    trainers = sys.modules.get("elasticdl._trainers")
+    if trainers is not None:
+        trainers.job()
 
 
 def _hide_this_file(hook: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -21,6 +22,8 @@ LANE = BATCH * ACCUMULATION
 # The last step has fewer records.
 N_RECORDS = 245
 N_STEPS = -(-N_RECORDS // (N_LANES * LANE))
+# The same in every worker: the job sets the seed before the script creates its model.
+DRAWN = random.random()
 X = torch.randn(N_RECORDS, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
 
@@ -98,7 +101,7 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     accelerator.wait_for_everyone()
     accelerator.save_state(str(folder / "state"))
     accelerator.print(f"ended after {accelerator.job.step} steps")
-    states = {"model": model.state_dict(), "lr": scheduler.get_last_lr()}
+    states = {"model": model.state_dict(), "lr": scheduler.get_last_lr(), "drawn": DRAWN}
     (folder / f"end-{os.getpid()}").write_bytes(_state.dump(states))
 
 
