@@ -233,9 +233,19 @@ class Job(Evaluating, Logging):
         pending = self._own.pending
         return self.step if pending is None else pending[2]
 
+    @property
+    def steps_taken(self) -> int:
+        """The number of steps that the model of this worker has taken."""
+        return self.step + self._own.is_taken
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has trained its last step, so that this worker has the final model."""
+        return self._loop is not None and self._is_over
+
     def pass_over(self) -> None:
         """Takes a step that leaves the model and the optimizer as they are."""
-        self._own.n_calls += 1
+        self._own.pass_over()
 
     @property
     def loss(self) -> float | None:
@@ -284,6 +294,10 @@ class Job(Evaluating, Logging):
                     f"`{name}` was attached after the model and the optimizer; pass all of them to "
                     "the same call"
                 )
+            if hasattr(value, "param_groups"):
+                from elasticdl import _torch_loop
+
+                _torch_loop.check_kind(value)
             self._own.register(name, value)
             if isinstance(value, Best):
                 value.connect(self)

@@ -186,6 +186,11 @@ class OwnStep:
         self._is_idle = self._step is None
         self._open()
 
+    def pass_over(self) -> None:
+        """Takes a step that changes nothing: buffers are as they were before its batches."""
+        self._model.receive()
+        self.n_calls += 1
+
     def commit(self, is_schedule_due: bool, is_open: bool = False) -> None:
         """Ends an iteration; takes the step unless the user's code has, and keeps it open if more
         code belongs to it.

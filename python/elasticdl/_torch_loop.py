@@ -24,6 +24,11 @@ from elasticdl.torch import DistributedDataParallel, DistributedOptimizer, Embed
 
 # Makes the seed of a pass from that of its iteration.
 _OF_PASS = 0x5DEECE66D
+# Optimizers of torch that cannot take a step with a gradient of the job, and why.
+_REFUSED = {
+    "LBFGS": "it needs a closure, which each worker would compute with its own records",
+    "SparseAdam": "the gradients of a step are added up as dense tensors; use Adam",
+}
 # Entries of a parameter group that are not options.
 _MEMBERS = ("params", "param_names")
 
@@ -63,6 +68,15 @@ def check_optimizer(optimizer: Any) -> None:
         raise ZooError(
             f"the optimizer is a {type(optimizer).__name__}; use a torch.optim.Optimizer"
         )
+    check_kind(optimizer)
+
+
+def check_kind(optimizer: Any) -> None:
+    """Rejects optimizers of torch whose steps cannot be taken in a job."""
+    for kind in type(optimizer).__mro__:
+        why = _REFUSED.get(kind.__name__)
+        if why is not None and kind.__module__.startswith("torch.optim"):
+            raise ZooError(f"the optimizer `{kind.__name__}` cannot train in a job: {why}")
 
 
 class LoopModel:

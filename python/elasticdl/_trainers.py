@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,12 @@ from elasticdl import _job, _records
 from elasticdl._zoo import ZooError
 
 _JOB: _job.Job | None = None
+# Whether a training has begun in this process.
+_HAS_TRAINED = False
+
+# How long other workers wait for a file that the leader writes.
+_LEADER_SECS = 10.0
+_POLL_SECS = 0.02
 
 
 def job() -> _job.Job | None:
@@ -46,6 +53,27 @@ def is_worker() -> bool:
 def is_described() -> bool:
     """Whether this process only shows what the script trains, before the job exists."""
     return bool(os.environ.get(_job._DESCRIBE))
+
+
+def begin(what: str) -> None:
+    """Training begins, because of `what`; a job trains once, no matter how."""
+    global _HAS_TRAINED
+    if _HAS_TRAINED:
+        raise ZooError(
+            f"{what}, but this script has already trained, and a job trains once; to train again, "
+            "write a second script that loads the saved model, and run it as another job"
+        )
+    _HAS_TRAINED = True
+
+
+def wait_for_leader(path: Any) -> None:
+    """Waits for a file that the leader writes, and which this worker is about to read.
+
+    If the file does not appear, the caller fails to read it.
+    """
+    end = time.monotonic() + _LEADER_SECS
+    while not os.path.exists(path) and time.monotonic() < end:
+        time.sleep(_POLL_SECS)
 
 
 class Moved(Exception):
@@ -235,6 +263,65 @@ def job_seed() -> int | None:
     """The seed with which the job shuffles records, once there is a job."""
     folder = _job.job_folder()
     return None if folder is None else json.loads((folder / "job.json").read_text())["seed"]
+
+
+class Origin:
+    """The checkpoint of a trainer that a job starts from, as part of the job's state.
+
+    `order` is what decides which records each step trains, and `step` is the number of steps before
+    the checkpoint. The process that describes the job sets both; workers get them from the job,
+    because the checkpoint may be gone when a worker joins.
+    """
+
+    def __init__(self, argument: str) -> None:
+        # What the user has written, for messages.
+        self._argument = argument
+        self._order: dict[str, int] = {}
+        self.step: int | None = None
+
+    def start(self, found: dict[str, int] | None, order: dict[str, int], step: int) -> None:
+        """Starts the job at a checkpoint that has `found` as the order of its records."""
+        if not found:
+            raise self.refusal(
+                "no job has written it, so it does not say which records were trained; load its "
+                "weights instead, or continue a job with `elasticdl run --resume JOB`"
+            )
+        check_order(self._argument, found, order)
+        self._order, self.step = dict(found), step
+
+    def check_left(self, n_steps: int) -> None:
+        """Rejects a checkpoint after which there is nothing to train."""
+        if self.step is not None and self.step >= n_steps:
+            raise self.refusal(
+                f"it was written after step {self.step}, and this job has {n_steps} steps; train "
+                "more epochs"
+            )
+
+    def is_after(self, step: int) -> bool:
+        """Whether a step was taken before the checkpoint; False as long as it is not known."""
+        return self.step is not None and step < self.step
+
+    def refusal(self, why: str) -> ZooError:
+        return ZooError(f"{self._argument} cannot start a job: {why}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self._order, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._order, self.step = state["order"], state["step"]
+        check_order(self._argument, self._order, {})
+
+
+def check_order(argument: str, found: dict[str, int], order: dict[str, int]) -> None:
+    """Rejects a checkpoint whose steps have trained other records than those of this job."""
+    seed = job_seed()
+    ours = order if seed is None else {**order, "seed": seed}
+    for name, value in ours.items():
+        if found.get(name, value) != value:
+            raise ZooError(
+                f"{argument} was written by a job with {name}={found[name]}, but this one has "
+                f"{value}, so its steps train other records; use the same value"
+            )
 
 
 def check_loader(what: str, loader: Any) -> bool:

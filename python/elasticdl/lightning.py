@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from elasticdl import _state, _trainers
-from elasticdl._trainers import Feed, Kept, Moved, Progress, Trained
+from elasticdl._trainers import Feed, Kept, Moved, Origin, Progress, Trained
 from elasticdl._zoo import ZooError
 
 __all__ = ["ElasticStrategy"]
@@ -45,6 +45,8 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "overfit_batches": ((0, 0.0), "the job trains every record once per epoch"),
     "reload_dataloaders_every_n_epochs": ((0,), "the job knows the records of one loader"),
 }
+# The entry of a checkpoint that says which records were trained.
+_ENTRY = "elasticdl"
 _TRANSFERS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 
 # The job's seed comes first, so that a model that the script creates is the same in every worker.
@@ -64,6 +66,11 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._feed: Feed | None = None
         self._trained: Trained | None = None
         self._progress: _Progress | None = None
+        # The checkpoint that the job starts from, and its entry, if this process describes the job.
+        self._origin: Origin | None = None
+        self._entry: dict[str, Any] = {}
+        # What decides which records each step trains.
+        self._order: dict[str, int] = {}
         # The batches of the current step, and the one that is trained now.
         self._step = _Batches(iter(()))
         self._batch: Any = None
@@ -74,15 +81,20 @@ class ElasticStrategy(SingleDeviceStrategy):
         if isinstance(self.accelerator, CUDAAccelerator):
             self._root_device = torch.device("cuda", 0)
         super().setup_environment()
+        trainer = self.lightning_module.trainer
+        if self.job is not None and not _trainers.is_described() and trainer.state.fn == "fit":
+            _leave_checkpoint(trainer._checkpoint_connector)
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if self.job is None or trainer.state.fn != "fit":
             return
-        if self._trainer is not None:
-            raise RuntimeError("`fit()` was called twice; a job trains once")
+        vars(trainer._checkpoint_connector).pop("resume_start", None)
+        _trainers.begin("`fit()` was called")
         _check(trainer, self.lightning_module)
         self._trainer = trainer
+        if trainer.ckpt_path is not None:
+            self._origin = Origin(f"ckpt_path={str(trainer.ckpt_path)!r}")
         trainer.fit_loop.epoch_loop.run = self._run_epoch
         self._follow_logs()
         self.job.log_config(dict(self.lightning_module.hparams))
@@ -102,10 +114,49 @@ class ElasticStrategy(SingleDeviceStrategy):
             state[f"scheduler_{number}"] = Kept(config.scheduler)
         if self._scaler is not None:
             state["scaler"] = self._scaler
+        self._order = loader.order()
+        if self._origin is not None:
+            state["origin"] = self._origin
+            self._start()
         self.job.attach(self._trained, first, trainer=self._progress, **state)
         self._trained.settle()
         self._feed = loader.open()
         return loader
+
+    # ---- Checkpoints of the trainer ------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self._order:
+            order = {**self._order, "seed": _trainers.job_seed()}
+            due = _due_plateaus(self._trainer) if "lr_schedulers" in checkpoint else []
+            checkpoint[_ENTRY] = {"order": order, "plateaus": due}
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not self.is_global_zero and not _trainers.is_described():
+            _trainers.wait_for_leader(checkpoint_path)
+        checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        self._entry = checkpoint.get(_ENTRY, {})
+        return checkpoint
+
+    def _start(self) -> None:
+        """Starts the job at a checkpoint, which Lightning has loaded; workers get it from the job.
+
+        Lightning has not updated the schedulers that wait for a metric of the epoch.
+        """
+        if not _trainers.is_described():
+            return
+        trainer, origin = self._trainer, self._origin
+        origin.start(self._entry.get("order"), self._order, trainer.global_step)
+        origin.check_left(self.job.total_steps)
+        for number, value in self._entry["plateaus"]:
+            if value is None:
+                raise origin.refusal(
+                    "it was written before the validation at the end of an epoch, which "
+                    "ReduceLROnPlateau needs; use one that was written later or earlier"
+                )
+            scheduler = self.lr_scheduler_configs[number].scheduler
+            self.lightning_module.lr_scheduler_step(scheduler, value)
 
     # ---- The loop ------------------------------------------------------------------------------
 
@@ -262,16 +313,30 @@ class _Loader:
         if n_epochs < 1:
             raise ZooError("max_epochs=-1 does not work in a job; set `max_epochs` or `max_steps`")
         self._plan = (loader.batch_size, n_epochs, is_shuffled)
+        job.plan(len(self.dataset), *self._plan)
 
     def __len__(self) -> int:
         return self._strategy.job.steps_per_epoch
 
     def __iter__(self) -> Iterator[_Batches]:
-        feed = self._strategy._feed
+        feed, origin = self._strategy._feed, self._strategy._origin
         while feed.has_step():
+            if origin is not None and origin.is_after(self._strategy.job.next_step):
+                feed.pass_over()  # It was taken before the checkpoint.
+                continue
             taken = feed.take()
             self._strategy._progress.mark()
             yield _Batches(taken)
+
+    def order(self) -> dict[str, int]:
+        """What decides which records a step trains, except for the seed."""
+        batch_size, _, is_shuffled = self._plan
+        return {
+            "lanes": self._strategy.job.lanes,
+            "batch_size": batch_size,
+            "records": len(self.dataset),
+            "shuffle": int(is_shuffled),
+        }
 
     def open(self) -> Feed:
         """Joins the job."""
@@ -314,6 +379,37 @@ def _step_of_logs(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def _leave_checkpoint(connector: Any) -> None:
+    """Lets this worker load no checkpoint: it gets the state from the job, where it can be newer.
+
+    The file may be gone, too.
+    """
+
+    def resume_start(path: Any = None, *_: Any, **__: Any) -> None:
+        connector._ckpt_path = path
+
+    connector.resume_start = resume_start
+
+
+def _due_plateaus(trainer: Trainer) -> list[list[Any]]:
+    """Returns the schedulers that wait for a metric of this epoch, whose batches were all trained.
+
+    With each of them, the metric, or None if it is not known yet.
+    """
+    loop, batches = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    epoch, batch = loop.epoch_progress.current, batches.batch_progress.current
+    if epoch.completed == epoch.ready or not batches._num_ready_batches_reached():
+        return []
+    due = []
+    for number, config in enumerate(trainer.lr_scheduler_configs):
+        is_due = config.interval == "epoch" and not (epoch.ready % config.frequency)
+        if config.reduce_on_plateau and is_due:
+            value = trainer.callback_metrics.get(config.monitor)
+            is_known = value is not None and batch.completed == batch.ready
+            due.append([number, float(value) if is_known else None])
+    return due
+
+
 def _load_state(callback: Any, state: dict[str, Any]) -> None:
     callback.load_state_dict(state)
     found = callback.state_dict()
@@ -330,11 +426,6 @@ def _check(trainer: Trainer, module: Any) -> None:
             raise ZooError(f"{name}={value!r} does not work in a job: {why}")
     if not module.automatic_optimization:
         raise ZooError("manual optimization does not work in a job; use `automatic_optimization`")
-    if trainer.ckpt_path is not None:
-        raise ZooError(
-            f"ckpt_path={trainer.ckpt_path!r} cannot start a job: the job keeps the position in "
-            "the data; continue it with `elasticdl run --resume JOB`"
-        )
     if len(trainer.device_ids) > 1:
         raise ZooError(f"devices={len(trainer.device_ids)} does not work in a job: one per worker")
     for name in _TRANSFERS:

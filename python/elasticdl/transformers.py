@@ -103,8 +103,7 @@ class ElasticMixin:
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if self.job is None:
             return super().train(resume_from_checkpoint, *args, **kwargs)
-        if self._feed is not None:
-            raise RuntimeError("`train()` was called twice; a job trains once")
+        _trainers.begin("`train()` was called")
         if resume_from_checkpoint is True:
             resume_from_checkpoint = _last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
@@ -146,7 +145,7 @@ class ElasticMixin:
         sums = {_TOKENS: torch.zeros(2)} if self.args.average_tokens_across_devices else {}
         self._order = train_dataloader.order()
         if self._resumed is not None:
-            self._resumed.check(self.model, self._order)
+            self._resumed.check(self._order)
         self._trained = Trained.of(self.model, **sums)
         state = {"trainer": self._progress, "scheduler": Kept(self.lr_scheduler)}
         scaler = getattr(self.accelerator, "scaler", None)
@@ -390,25 +389,9 @@ class _Resumed:
                 "`from_pretrained` loads"
             )
 
-    def check(self, model: Any, order: dict[str, int]) -> None:
+    def check(self, order: dict[str, int]) -> None:
         """Refuses what would not continue where the checkpoint was written."""
-        seed = _trainers.job_seed()
-        ours = order if seed is None else {**order, "seed": seed}
-        for name, value in ours.items():
-            if self._order.get(name, value) != value:
-                raise ZooError(
-                    f"resume_from_checkpoint={self._path!r} was written by a job with "
-                    f"{name}={self._order[name]}, but this one has {value}, so its steps train "
-                    "other records; use the same value"
-                )
-        kept = model.state_dict()
-        for name, buffer in model.named_buffers():
-            if buffer.is_floating_point() and name in kept:
-                raise ZooError(
-                    f"resume_from_checkpoint cannot start a job, because the model has the buffer "
-                    f"`{name}`, which could change before the place of the checkpoint; continue "
-                    "the job with `elasticdl run --resume JOB`"
-                )
+        _trainers.check_order(f"resume_from_checkpoint={self._path!r}", self._order, order)
 
 
 class _Progress(Progress):

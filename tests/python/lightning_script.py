@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 import elasticdl.lightning  # noqa: F401
-from elasticdl import _state, _torch_flat
+from elasticdl import ZooError, _state, _torch_flat
 from own_step_script import Faults
 
 N_LANES, BATCH, EPOCHS = 3, 8, 2
@@ -27,6 +27,8 @@ N_LOADERS = 1
 N_RECORDS = 125
 STEPS_PER_EPOCH = -(-N_RECORDS // (N_LANES * BATCH))
 N_STEPS = EPOCHS * STEPS_PER_EPOCH
+# The trainer writes a checkpoint after every so many steps, the first in the middle of an epoch.
+SAVE_STEPS = 4
 X = torch.randn(N_RECORDS, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
 
@@ -47,7 +49,10 @@ class Classifier(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+        # The state of a batch norm, and a scheduler that waits for a metric.
+        self.is_odd = "ODD" in os.environ
+        norm = nn.BatchNorm1d(5) if self.is_odd else nn.LayerNorm(5)
+        self.net = nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 2))
         # In no optimizer.
         self.unused = nn.Linear(2, 2)
 
@@ -62,8 +67,18 @@ class Classifier(LightningModule):
         torch.rand(3)  # Random numbers outside the step do not matter.
         self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
 
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test_loss", nn.functional.cross_entropy(self.net(x), y))
+
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
+        if self.is_odd:
+            # The loss never improves by so much.
+            waiting = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, threshold=0.9, patience=0, factor=0.5
+            )
+            return [optimizer], [{"scheduler": waiting, "monitor": "val_loss"}]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
         plateau = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}, {"scheduler": plateau}]
@@ -141,9 +156,10 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     is_first = "ELASTICDL_DESCRIBE" in os.environ
     is_logging = "LOGGER" in os.environ
     seen = Seen(None if is_first else Faults(folder, n_workers, kills))
-    best = ModelCheckpoint(folder / "best", monitor="val_loss")
+    best = ModelCheckpoint(folder / "best", monitor="val_loss", save_top_k=-1)
     module = Classifier()
-    callbacks = [seen, best, EarlyStopping("val_loss", patience=5)]
+    saved = ModelCheckpoint(folder / "steps", every_n_train_steps=SAVE_STEPS, save_top_k=-1)
+    callbacks = [seen, best, EarlyStopping("val_loss", patience=5), saved]
     # It logs with the loggers of the trainer.
     callbacks += [LearningRateMonitor()] if is_logging else []
     trainer = Trainer(
@@ -158,17 +174,23 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
         default_root_dir=folder,
         **precision_options(os.environ.get("PRECISION", "32-true")),
     )
-    trainer.fit(
-        module,
-        DataLoader(Noted(folder), batch_size=BATCH, num_workers=N_LOADERS),
-        DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20),
-    )
+    loader = DataLoader(Noted(folder), batch_size=BATCH, num_workers=N_LOADERS)
+    evaluated = DataLoader(TensorDataset(X[:50], Y[:50]), batch_size=20)
+    trainer.fit(module, loader, evaluated, ckpt_path=os.environ.get("RESUMED"))
     states = {
         "model": module.state_dict(),
-        "seen": seen.seen,
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "seen": [*seen.seen],
         "best": [Path(best.best_model_path).name, best.best_model_score],
         "end": [trainer.current_epoch, trainer.global_step],
     }
+    [last] = trainer.validate(module, evaluated, verbose=False)
+    [tested] = trainer.test(module, evaluated, ckpt_path="best", verbose=False)
+    try:
+        trainer.fit(module, loader, evaluated)
+    except ZooError as error:
+        states["again"] = str(error)
+    states["evaluated"] = [last["val_loss"], tested["test_loss"]]
     (folder / f"end-{os.getpid()}").write_bytes(_state.dump(states))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import accelerate_script
+import lightning_script
 import sft_script
 import test_accelerate
 import test_lightning
@@ -45,6 +47,25 @@ def test_lightning_with_many_kills(cluster: Cluster, tmp_path: Path) -> None:
     test_lightning.check(end, tmp_path / "four")
 
 
+def test_lightning_from_the_end_of_an_epoch(cluster: Cluster, tmp_path: Path) -> None:
+    whole = test_lightning.train(cluster, tmp_path / "whole", 2, ODD="1")
+    place = tmp_path / "whole" / "best" / f"epoch=0-step={lightning_script.STEPS_PER_EPOCH}.ckpt"
+    train = test_lightning.train
+    again = train(cluster, tmp_path / "epoch", 1, ODD="1", RESUMED=str(place))
+    place = tmp_path / "whole" / "steps" / f"epoch=0-step={lightning_script.SAVE_STEPS}.ckpt"
+    killed = train(cluster, tmp_path / "step", 2, 8, ODD="1", RESUMED=str(place))
+    for end in (again, killed):
+        for name in ("model", "optimizer", "seen"):
+            assert _state.difference(whole[name], end[name]) is None, name
+
+
 def test_accelerate_with_many_kills(cluster: Cluster, tmp_path: Path) -> None:
     end = test_accelerate.train(cluster, tmp_path / "four", 4, *KILLS)
     test_accelerate.check(end["model"])
+
+
+def test_accelerate_from_the_end_of_an_epoch(cluster: Cluster, tmp_path: Path) -> None:
+    whole = test_accelerate.train(cluster, tmp_path / "whole", 2)
+    place = test_accelerate.place(tmp_path / "whole", 1, accelerate_script.STEPS_PER_EPOCH)
+    end = test_accelerate.train(cluster, tmp_path / "again", 2, 8, **place)
+    assert _state.difference(whole, end) is None

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 from lightning.pytorch import Trainer  # noqa: E402
+from torch import nn  # noqa: E402
 
 import elasticdl.lightning  # noqa: E402
 import lightning_script as script  # noqa: E402
@@ -29,7 +30,8 @@ def train(cluster: Cluster, folder: Path, n_workers: int, *kills: int, **env: st
 
 
 def check(end: dict, folder: Path, precision: str = "32-true") -> None:
-    wanted = script.plain(precision).state_dict()
+    trained = script.plain(precision)
+    wanted = trained.state_dict()
     assert end["model"].keys() == wanted.keys()
     assert all(torch.equal(end["model"][name], values) for name, values in wanted.items())
     assert end["end"] == [script.EPOCHS, script.N_STEPS]
@@ -37,11 +39,19 @@ def check(end: dict, folder: Path, precision: str = "32-true") -> None:
     assert [event.split()[0] for event in end["seen"]] == epoch * script.EPOCHS
     best = torch.load(folder / "best" / end["best"][0])
     assert all(torch.equal(best["state_dict"][name], values) for name, values in wanted.items())
+    with torch.no_grad():
+        dtype = next(trained.parameters()).dtype
+        loss = nn.functional.cross_entropy(trained.net(script.X[:50].to(dtype)), script.Y[:50])
+    tolerance = 1e-6 if precision == "32-true" else 1e-2
+    assert end["evaluated"] == pytest.approx([float(loss)] * 2, rel=tolerance)
+    assert end["again"].startswith("`fit()` was called, but this script has already trained")
 
 
 def check_logs(logged: dict[str, list[int]]) -> None:
     ends = [(epoch + 1) * script.STEPS_PER_EPOCH - 1 for epoch in range(script.EPOCHS)]
-    assert logged["val_loss"] == logged["loss_epoch"] == ends
+    assert logged["loss_epoch"] == ends
+    assert logged["val_loss"] == [*ends, script.N_STEPS], "also after training"
+    assert logged["test_loss"] == [script.N_STEPS]
     assert logged["loss_step"] == [*range(1, script.N_STEPS, 2)]
 
 
@@ -49,8 +59,17 @@ def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "killed"
-    check(train(cluster, folder, 2, script.STEPS_PER_EPOCH), folder)
+    end = train(cluster, folder, 2, script.STEPS_PER_EPOCH)
+    check(end, folder)
     check_logs(cluster.logged("killed"))
+    # Another job continues from a checkpoint of the trainer, in the middle of an epoch.
+    place = folder / "steps" / f"epoch=0-step={script.SAVE_STEPS}.ckpt"
+    again = train(cluster, tmp_path / "resumed", 1, RESUMED=str(place))
+    check(again, tmp_path / "resumed")
+    assert _state.difference(end["optimizer"], again["optimizer"]) is None
+    assert again["seen"] == end["seen"]
+    names = {path.name for path in (tmp_path / "resumed" / "steps").iterdir()}
+    assert names == {"epoch=1-step=8.ckpt", "epoch=1-step=12.ckpt"}, "no step is trained again"
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])

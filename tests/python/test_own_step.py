@@ -252,6 +252,23 @@ def test_steps_are_those_of_a_loop_without_a_job():
     assert numbers(*nested()) == expected
 
 
+def test_a_step_that_is_passed_over_changes_nothing():
+    model, optimizer, scheduler, ema = made()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    job = elasticdl.init(model, optimizer, scheduler=scheduler, ema=ema)
+    for batch in job.batches(DATA, batch_size=3):
+        loss_of(model, batch).backward()
+        assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+        job.allreduce(model)
+        if job.is_step:
+            job.pass_over()
+        job.commit()
+    assert FakeLoop.last.heard.count("stepped") == len(LANES)
+    for name, values in model.state_dict().items():
+        assert torch.equal(values, before[name]), name
+    assert optimizer.state_dict()["state"] == {}
+
+
 def test_a_new_worker_continues_from_the_state_of_another():
     FakeLoop.asked = {1: b""}
     expected = numbers(*flat())
@@ -520,6 +537,8 @@ def test_who_takes_the_steps_follows_from_the_loop(tmp_path, describe, loop, cho
     assert values.tolist() == first, "those before the step"
 
 
+LBFGS = "optimizer = torch.optim.LBFGS(model.parameters())\n"
+SPARSE = "other = torch.optim.SparseAdam(model.parameters())\n"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), 'epoch'"
 STATE = """
 class X:
@@ -549,6 +568,8 @@ class Y(X):
         (STATE + given("x=Y()", step="optimizer.step()"), "auto", 'not restore x["a"][1] exactly'),
         (LOOP.format(step="optimizer.param_groups[0]['lr'] = 0.1"), "auto", "changed from 0.5 to"),
         (LOOP.format(step="pass"), "Rust", "ELASTICDL_STEP=Rust is unknown"),
+        (LBFGS + LOOP.format(step="pass"), "auto", "`LBFGS` cannot train in a job: it needs a"),
+        (SPARSE + given("x=other", step="pass"), "auto", "`SparseAdam` cannot train in a job"),
     ],
 )
 def test_loops_that_do_not_fit_the_choice_are_refused(tmp_path, describe, loop, choice, sentence):

@@ -77,6 +77,34 @@ def test_a_spawned_process_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None
         assert not pool.apply(_trainers.is_worker)
 
 
+def test_a_job_trains_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trainers, "_HAS_TRAINED", False)
+    _trainers.begin("`fit()` was called")
+    with pytest.raises(elasticdl.ZooError, match="^`train\\(\\)` was called, but this script has"):
+        _trainers.begin("`train()` was called")
+
+
+def test_a_job_starts_from_the_checkpoint_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, found = {"lanes": 2}, {"lanes": 2, "seed": 1}
+    origin = _trainers.Origin("ckpt_path='a'")
+    assert not origin.is_after(0), "not before the state is known"
+    with pytest.raises(elasticdl.ZooError, match="^ckpt_path='a' cannot start a job: no job has w"):
+        origin.start(None, order, 5)
+    with pytest.raises(elasticdl.ZooError, match="^ckpt_path='a' was written by a job with lanes"):
+        origin.start(found, {"lanes": 3}, 5)
+    origin.start(found, order, 5)
+    assert [origin.is_after(step) for step in (4, 5)] == [True, False]
+    origin.check_left(6)
+    with pytest.raises(elasticdl.ZooError, match="after step 5, and this job has 5 steps; train"):
+        origin.check_left(5)
+    worker = _trainers.Origin("ckpt_path='a'")
+    worker.load_state_dict(origin.state_dict())
+    assert worker.state_dict() == origin.state_dict() and worker.is_after(4)
+    monkeypatch.setattr(_trainers, "job_seed", lambda: 7)
+    with pytest.raises(elasticdl.ZooError, match="with seed=1, but this one has 7"):
+        worker.load_state_dict(origin.state_dict())
+
+
 class History(_trainers.Progress):
     """A trainer that only has logs and a counter."""
 

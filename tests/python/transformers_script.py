@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import TrainerCallback, TrainingArguments
 
-from elasticdl import _state, _torch_flat
+from elasticdl import ZooError, _state, _torch_flat
 from elasticdl.transformers import ElasticTrainer as Trainer
 from own_step_script import Faults
 
@@ -226,6 +226,10 @@ def main(kind: str, folder: Path, n_workers: int, kills: list[int]) -> None:
         "logs": [log["loss"] for log in trainer.state.log_history if "loss" in log],
         "end": [done.global_step, done.training_loss, trainer.state.epoch],
     }
+    try:
+        trainer.train()
+    except ZooError as error:
+        states["again"] = str(error)
     (folder / f"end-{os.getpid()}").write_bytes(_state.dump(states))
 
 
