@@ -20,7 +20,10 @@ FOLDER = ROOT / "tests" / "python"
 # The fixture that tests use to start jobs.
 JOBS = "cluster"
 # Tests with the mark `backends` that TensorFlow cannot run; all others run there.
-BACKENDS = {"jax": ["test_layers.py"], "torch": ["test_keras_adapter.py"]}
+BACKENDS = {
+    "jax": ["test_layers.py"],
+    "torch": ["test_keras_adapter.py", "test_keras_elastic.py"],
+}
 # Imported before the fork if a file imports them.
 FRAMEWORKS = ("keras", "torch")
 # A framework may print lines after pytest's last one.
@@ -36,7 +39,7 @@ def units_of(file: Path, python: str) -> list[Unit]:
     imported = ("pytest", "numpy", *frameworks(body))
     jobs = [node.name for node in tests if JOBS in {arg.arg for arg in node.args.args}]
     units = [unit(python, f"{file.name}::{name}", [f"{file}::{name}"], imported) for name in jobs]
-    if len(jobs) < len(tests):
+    if len(jobs) < len(tests) and is_for_tensorflow(body):
         without = [f"--deselect={file.relative_to(ROOT)}::{name}" for name in jobs]
         units.append(unit(python, file.name, [str(file), *without], imported))
     return units
@@ -54,6 +57,12 @@ def frameworks(body: list[ast.stmt]) -> list[str]:
         if isinstance(target, ast.Name)
     }
     return [name for name in FRAMEWORKS if name in names]
+
+
+def is_for_tensorflow(body: list[ast.stmt]) -> bool:
+    """Whether a file has tests for the default backend; its mark may exclude all of them."""
+    marks = [ast.dump(node) for node in body if isinstance(node, ast.Assign)]
+    return not any("'backends'" in mark and "'tensorflow'" not in mark for mark in marks)
 
 
 def unit(

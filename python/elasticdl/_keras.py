@@ -10,19 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
-from keras.src.utils import module_utils
 
-from elasticdl import _keras_callbacks, _keras_swap, _metrics, _optimizers, _trial
+from elasticdl import (
+    _keras_callbacks,
+    _keras_swap,
+    _keras_tensorflow,
+    _metrics,
+    _optimizers,
+    _trial,
+)
 from elasticdl._keras_feed import RECORD, Feed, NumpyFeed, TensorFlowFeed
 from elasticdl._keras_pass import ALIGNMENT, JaxPasses, Network, TensorFlowPasses, TorchPasses
 from elasticdl._mode import Mode
 from elasticdl._zoo import Zoo, ZooError
+
+_keras_tensorflow.leave_unimported()
 
 MODEL_FILE = "model.keras"
 
@@ -140,7 +147,7 @@ class KerasAdapter:
             for callback in self._callbacks:
                 callback.set_model(model)
                 callback.on_train_end()
-            _save(model, os.path.join(folder, MODEL_FILE))
+            model.save(os.path.join(folder, MODEL_FILE))
         return [MODEL_FILE]
 
     def _new_feed(self, zoo: Zoo, columns: list[dict[str, Any]], raw: bool) -> Feed:
@@ -151,7 +158,7 @@ class KerasAdapter:
     def _new_model(self, zoo: Zoo) -> Any:
         """Builds the user's model with reproducible names and initial values of all weights."""
         keras.utils.clear_session()
-        _set_seeds(self._job["seed"])
+        keras.utils.set_random_seed(self._job["seed"] & 0xFFFF_FFFF)
         model = zoo.custom_model()
         if not isinstance(model, keras.Model):
             raise ZooError(
@@ -291,35 +298,6 @@ def prepare(job: dict[str, Any]) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Filling would write all new memory twice; Keras never reads uninitialized memory.
         torch.utils.deterministic.fill_uninitialized_memory = False
-
-
-def _set_seeds(seed: int) -> None:
-    """Seeds all random numbers, like `keras.utils.set_random_seed` after `clear_session`.
-
-    That function imports TensorFlow if it is installed, which takes seconds, on any backend.
-    """
-    if "tensorflow" in sys.modules:
-        keras.utils.set_random_seed(seed & 0xFFFF_FFFF)
-        return
-    random.seed(seed & 0xFFFF_FFFF)
-    np.random.seed(seed & 0xFFFF_FFFF)
-    if keras.backend.backend() == "torch":
-        import torch
-
-        torch.manual_seed(seed & 0xFFFF_FFFF)
-
-
-def _save(model: Any, path: str) -> None:
-    """Saves the model. Keras would import TensorFlow to look for its types in the model's config;
-    there are none if nothing else has imported it."""
-    is_imported = "tensorflow" in sys.modules
-    if not is_imported:
-        module_utils.tensorflow._available = False
-    try:
-        model.save(path)
-    finally:
-        if not is_imported:
-            module_utils.tensorflow._available = None
 
 
 def _aligned(n: int) -> np.ndarray:

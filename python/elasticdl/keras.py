@@ -19,10 +19,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from elasticdl import _trainers
+from elasticdl import _keras_tensorflow, _trainers
 from elasticdl._zoo import ZooError
 
 __all__ = ["elastic"]
+
+_keras_tensorflow.leave_unimported()
 
 # Callbacks that write files of their own or expect a single process, and what to use instead.
 _REFUSED = {
@@ -39,6 +41,10 @@ _ARGUMENTS = {
     "initial_epoch": "the job keeps its position; continue it with `elasticdl run --resume JOB`",
     "steps_per_epoch": "the job trains every record once per epoch",
 }
+# Methods by which a callback changes within an epoch.
+_BATCH_EVENTS = [
+    f"on_{what}_{when}" for what in ("batch", "train_batch") for when in ("begin", "end")
+]
 _SEED_NAME = "seed_generator_state"
 # Layers whose state `fit` does not change.
 _CONSTANT = (keras.layers.Normalization,)
@@ -75,7 +81,6 @@ class _Fit:
 
     def __init__(self, job: Any, model: Any) -> None:
         self._job, self._model = job, model
-        self._is_used = False
 
     def __call__(
         self,
@@ -96,9 +101,7 @@ class _Fit:
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
     ) -> Any:
-        if self._is_used:
-            raise RuntimeError("`fit()` was called twice; a job trains once")
-        self._is_used = True
+        _trainers.begin("`fit()` was called")
         _check_only("class_weight", class_weight, None)
         _check_only("initial_epoch", initial_epoch, 0)
         _check_only("steps_per_epoch", steps_per_epoch, None)
@@ -183,6 +186,7 @@ class _Training:
                 progress.restore()
             epoch, number = divmod(progress.n_steps, self._steps_per_epoch)
             if number == 0:
+                progress.has_epoch_event = True
                 callbacks.on_epoch_begin(epoch)
             callbacks.on_train_batch_begin(number)
             model.train()
@@ -245,6 +249,7 @@ class _Training:
         self, epoch: int, evaluation: dict[str, Any] | None, every: Any
     ) -> dict[str, Any]:
         model = self._model
+        self._progress.has_epoch_event = True
         logs = _numbers(model.get_metrics_result())
         model.eval()
         if evaluation is not None and model._should_eval(epoch, every):
@@ -377,12 +382,18 @@ class _Progress:
         self.last_logs: dict[str, Any] = {}
         # Whether state was loaded that the loop does not have yet.
         self.has_moved = False
-        self._kept = self._collect()
+        # Whether an epoch has begun or ended since the state was kept.
+        self.has_epoch_event = False
+        # Callbacks without events of batches only change then. Their state can be large: that of
+        # EarlyStopping has the best weights.
+        self._is_steady = [not _has_batch_events(callback) for callback in callbacks]
+        self._kept = self._collect([])
 
     def keep(self) -> None:
         """A step is complete, with everything that follows it."""
         self._optimizer.keep_rate()
-        self._kept = self._collect()
+        self._kept = self._collect([] if self.has_epoch_event else self._kept["callbacks"])
+        self.has_epoch_event = False
 
     def restore(self) -> None:
         """Undoes what callbacks did since then, or continues where loaded state is."""
@@ -396,12 +407,17 @@ class _Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept, self.has_moved = state, True
 
-    def _collect(self) -> dict[str, Any]:
+    def _collect(self, before: list[Any]) -> dict[str, Any]:
+        """Returns the state; `before` is that of the callbacks if no epoch has begun or ended."""
+        callbacks = [
+            before[number] if before and is_steady else _state_of(callback)
+            for number, (callback, is_steady) in enumerate(zip(self._callbacks, self._is_steady))
+        ]
         return {
             "n_steps": self.n_steps,
             "last_logs": dict(self.last_logs),
             "stop_training": bool(self._model.stop_training),
-            "callbacks": [_state_of(callback) for callback in self._callbacks],
+            "callbacks": callbacks,
         }
 
     def _apply(self, state: dict[str, Any]) -> None:
@@ -544,6 +560,14 @@ def _by_leader(job: Any, write: Callable[..., Any]) -> Callable[..., Any]:
         return write(*args, **kwargs) if is_writer else None
 
     return run
+
+
+def _has_batch_events(callback: Any) -> bool:
+    return any(
+        name in vars(callback)
+        or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_EVENTS
+    )
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
