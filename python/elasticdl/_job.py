@@ -323,6 +323,14 @@ class Job(Evaluating, Logging):
                 self._own.register("lr_schedule", self._schedule)
             self._connect()
 
+    def attach_trained(self, model: Any, optimizer: Any, **state: Any) -> None:
+        """Like `attach`, for a model that has what the loop calls of a `LoopModel`."""
+        for name, value in {"optimizer": optimizer, **state}.items():
+            self._own.register(name, value)
+        self._optimizer = optimizer
+        self._model = self._module = self._passed = model
+        self._connect()
+
     def batches(
         self,
         dataset: Any,

@@ -72,8 +72,8 @@ class KerasAdapter:
             _keras_swap.swap(self._model)
         self._tables = _keras_swap.distributed(self._model)
         self._network = Network(self._model, zoo.loss, self._tables)
-        self.dense = _aligned(self._network.n_numbers)
-        self.gradient = _aligned(self._network.n_numbers)
+        self.dense = aligned(self._network.n_numbers)
+        self.gradient = aligned(self._network.n_numbers)
         for slot in self._network.slots:
             if getattr(slot.variable, "constraint", None) is not None:
                 raise ZooError(
@@ -172,7 +172,7 @@ class KerasAdapter:
         record = {"name": RECORD, "dtype": "record", "shape": [], "is_label": False}
         tables = [_keras_swap.table_spec(table) for table in self._tables]
         _refuse_repeated([table["name"] for table in tables])
-        names = _unique([slot.variable.path for slot in self._network.slots])
+        names = unique([slot.variable.path for slot in self._network.slots])
         params = [
             {
                 "name": name,
@@ -300,7 +300,7 @@ def prepare(job: dict[str, Any]) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def _aligned(n: int) -> np.ndarray:
+def aligned(n: int) -> np.ndarray:
     raw = np.zeros(4 * n + ALIGNMENT, "uint8")
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + 4 * n].view("float32")
@@ -320,7 +320,7 @@ def _rule(slot: Any, optimizer: Any) -> Any:
     return {"trainable": {"decay": _optimizers.decayed(optimizer, slot.variable)}}
 
 
-def _unique(names: list[str]) -> list[str]:
+def unique(names: list[str]) -> list[str]:
     """Appends a number to repeated names."""
     seen: dict[str, int] = {}
     unique = []

@@ -60,14 +60,16 @@ class Run(NamedTuple):
 class Network:
     """A model as a pure function of its parameters."""
 
-    def __init__(self, model: Any, loss: Any, tables: list[Any]) -> None:
+    def __init__(
+        self, model: Any, loss: Any, tables: list[Any], variables: list[Any] | None = None
+    ) -> None:
         self.model = model
         self.tables = tables
         self._loss = loss
         trained = {id(variable) for variable in model.trainable_weights}
         self.slots: list[Slot] = []
         start = 0
-        for variable in model.weights:
+        for variable in model.weights if variables is None else variables:
             stop = start + int(np.prod(variable.shape))
             self.slots.append(Slot(variable, start, stop, id(variable) in trained))
             start = stop

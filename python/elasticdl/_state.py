@@ -3,17 +3,20 @@
 
 A `state_dict` is a tree of tensors and plain values: None, bool, int, float, str, lists, tuples and
 dictionaries. Anything else is refused by its path, and nothing is ever pickled.
+
+Tensors are those of PyTorch, or numpy arrays in a process that has not imported it, such as a
+worker with Keras on TensorFlow or JAX.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter, OrderedDict
 from typing import Any
 
 import numpy as np
-import torch
 
 from elasticdl._zoo import ZooError
 
@@ -24,23 +27,23 @@ _LENGTH_BYTES = 8
 _MAX_HEADER = 1 << 30
 
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def dump(objects: dict[str, Any]) -> bytes:
     """Returns a safetensors file with the trees of `objects`, each under its name."""
-    tensors: list[torch.Tensor] = []
+    tensors: list[Any] = []
     tree = {name: _to_json(value, name, 0, tensors) for name, value in objects.items()}
     header: dict[str, Any] = {"__metadata__": {_VERSION: _FORMAT, _TREE: json.dumps(tree)}}
     parts, end = [], 0
@@ -49,7 +52,7 @@ def dump(objects: dict[str, Any]) -> bytes:
         offsets = [end, end + len(part)]
         shape = list(tensor.shape)
         header[str(number)] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": _DTYPES[_dtype(tensor)],
             "shape": shape,
             "data_offsets": offsets,
         }
@@ -71,20 +74,21 @@ def parse(data: bytes) -> dict[str, Any]:
 def load(value: Any, state: Any) -> None:
     """Loads the state of an object. PyTorch would convert that of optimizers to other types."""
     value.load_state_dict(_placed(state, value.state_dict()))
-    if not isinstance(value, torch.optim.Optimizer):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.optim.Optimizer):
         return
     parameters = [parameter for group in value.param_groups for parameter in group["params"]]
     for index, kept in state["state"].items():
         if isinstance(index, int) and isinstance(kept, dict):
             now = value.state[parameters[index]]
-            tensors = {key: part for key, part in kept.items() if isinstance(part, torch.Tensor)}
+            tensors = {key: part for key, part in kept.items() if _is_tensor(part)}
             now.update({key: _placed(part, now.get(key)) for key, part in tensors.items()})
 
 
 def _placed(state: Any, now: Any) -> Any:
     """Returns a tree whose tensors are on the devices of those that they replace."""
-    if isinstance(state, torch.Tensor):
-        return state.to(now.device) if isinstance(now, torch.Tensor) else state
+    if _is_tensor(state):
+        return state.to(now.device) if _is_tensor(now) and hasattr(now, "to") else state
     if type(state) is dict and isinstance(now, dict):
         return {key: _placed(part, now.get(key)) for key, part in state.items()}
     if type(state) in (list, tuple) and isinstance(now, (list, tuple)) and len(now) == len(state):
@@ -94,7 +98,7 @@ def _placed(state: Any, now: Any) -> Any:
 
 def difference(before: Any, after: Any) -> tuple[Any, ...] | None:
     """Returns the keys that lead to the first part of a tree that differs by a bit, or None."""
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+    if _is_tensor(before) and _is_tensor(after):
         is_same = before.dtype == after.dtype and before.shape == after.shape
         return None if is_same and _bytes(before) == _bytes(after) else ()
     if type(before) is not type(after):
@@ -131,7 +135,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     return {name: _from_json(value, tensors) for name, value in tree.items()}
 
 
-def _to_json(value: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> Any:
+def _to_json(value: Any, path: str, depth: int, tensors: list[Any]) -> Any:
     """Returns plain JSON; what JSON lacks is an object with one key, its kind."""
 
     def inner(part: Any, key: Any) -> Any:
@@ -146,9 +150,9 @@ def _to_json(value: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> 
         return value
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         _check_tensor(value, path)
-        tensors.append(value.detach())
+        tensors.append(value.detach() if hasattr(value, "detach") else value)
         return {"tensor": len(tensors) - 1}
     if kind in (list, tuple):
         items = [inner(item, index) for index, item in enumerate(value)]
@@ -162,7 +166,7 @@ def _to_json(value: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> 
     raise _refused(path, value)
 
 
-def _from_json(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+def _from_json(value: Any, tensors: dict[int, Any]) -> Any:
     if isinstance(value, list):
         return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -188,27 +192,50 @@ def _refused(what: str, value: Any) -> ZooError:
     )
 
 
-def _check_tensor(tensor: torch.Tensor, path: str) -> None:
-    if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
-        kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout)
-        kind = kind.removeprefix("torch.")
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return isinstance(value, np.ndarray if torch is None else torch.Tensor)
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_tensor(tensor: Any, path: str) -> None:
+    is_sparse = "strided" not in str(getattr(tensor, "layout", "strided"))
+    if is_sparse or _dtype(tensor) not in _DTYPES:
+        kind = str(tensor.layout).removeprefix("torch.") if is_sparse else _dtype(tensor)
         raise ZooError(f"{path} is a tensor of {kind}, which cannot be saved")
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes(tensor: Any) -> bytes:
+    if isinstance(tensor, np.ndarray):
+        return tensor.tobytes()
     flat = tensor.cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return flat.view(sys.modules["torch"].uint8).numpy().tobytes()
 
 
-def _tensor(entry: dict[str, Any], data: bytes, start: int) -> torch.Tensor:
-    dtype, shape = _NAMES[entry["dtype"]], entry["shape"]
+def _tensor(entry: dict[str, Any], data: bytes, start: int) -> Any:
+    name, shape = _NAMES[entry["dtype"]], entry["shape"]
+    torch = sys.modules.get("torch")
+    dtype = _numpy_dtype(name) if torch is None else getattr(torch, name)
     first, end = entry["data_offsets"]
     if not 0 <= first <= end <= len(data) - start:
         raise ValueError("a tensor is cut off")
     if math.prod(shape) * dtype.itemsize != end - first:
         raise ValueError("a tensor does not have the size of its shape")
     if first == end:
-        return torch.empty(shape, dtype=dtype)
+        return (torch or np).empty(shape, dtype=dtype)
     # Copied: the bytes may not be aligned.
     copied = np.frombuffer(data, np.uint8, end - first, start + first).copy()
+    if torch is None:
+        return copied.view(dtype).reshape(shape)
     return torch.from_numpy(copied).view(dtype).reshape(shape)
+
+
+def _numpy_dtype(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

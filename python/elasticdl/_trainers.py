@@ -14,19 +14,19 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from elasticdl import _job, _records
+from elasticdl import _job
 from elasticdl._zoo import ZooError
 
 _JOB: _job.Job | None = None
+# What adapters do when this process joins its job.
+ON_JOIN: list[Callable[[_job.Job], None]] = []
 # Whether a training has begun in this process.
 _HAS_TRAINED = False
 
@@ -40,6 +40,8 @@ def job() -> _job.Job | None:
     global _JOB
     if _JOB is None and is_worker():
         _JOB = _job.init()
+        for prepare in ON_JOIN:
+            prepare(_JOB)
     return _JOB
 
 
@@ -208,57 +210,6 @@ class Progress:
         self._loaded, self.has_moved = None, False
 
 
-class Trained(nn.Module):
-    """What a job trains of a model: its trainable parameters, and its buffers.
-
-    Frozen parameters stay out of the job: every worker has the same ones from its script. `extra`
-    are buffers of the adapter; like those of the model, the job takes their mean over all lanes.
-    """
-
-    def __init__(self, model: nn.Module, **extra: torch.Tensor) -> None:
-        super().__init__()
-        # Not a child: its names are to have no prefix.
-        object.__setattr__(self, "_model", model)
-        self._names: set[str] = set()
-        self.settle()
-        if not self._names:
-            raise ZooError("the model has no trainable parameter; set `requires_grad` of some")
-        for name, tensor in extra.items():
-            self.register_buffer(name, tensor)
-
-    @classmethod
-    def of(cls, model: nn.Module, **extra: torch.Tensor) -> Trained:
-        """Returns a view of the model that has the name of its class."""
-        return type(type(model).__name__, (cls,), {})(model, **extra)
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        named = self._model.named_parameters()
-        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
-
-    def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
-        yield "", self
-        yield from self._model.named_modules()
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.state_dict(*args, **kwargs)
-
-    def register_forward_pre_hook(self, hook: Callable[..., Any], **options: Any) -> Any:
-        return self._model.register_forward_pre_hook(hook, **options)
-
-    def settle(self) -> None:
-        """What is trainable now is trained: the job has frozen what is in no optimizer."""
-        self._names = {name for name, _ in self.named_parameters()}
-
-    def check(self) -> None:
-        """Rejects a change of what is trained: other workers would not see it."""
-        changed = self._names ^ {name for name, _ in self.named_parameters()}
-        if changed:
-            raise ZooError(
-                f"`requires_grad` of the parameter `{min(changed)}` was changed during training; "
-                "freeze parameters before it"
-            )
-
-
 def job_seed() -> int | None:
     """The seed with which the job shuffles records, once there is a job."""
     folder = _job.job_folder()
@@ -324,48 +275,20 @@ def check_order(argument: str, found: dict[str, int], order: dict[str, int]) -> 
             )
 
 
-def check_loader(what: str, loader: Any) -> bool:
-    """Rejects loaders that a job cannot stand in for; returns whether the records are shuffled."""
-    wrong = None
-    if not isinstance(loader, DataLoader):
-        wrong = f"is a {type(loader).__name__}; use a DataLoader"
-    elif isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        wrong = "has an iterable dataset; a job needs one with `__len__` and `__getitem__`"
-    elif loader.batch_size is None or not isinstance(
-        loader.sampler, (RandomSampler, SequentialSampler)
-    ):
-        wrong = "has a sampler of its own, but the job assigns the records; use `shuffle`"
-    elif getattr(loader.sampler, "replacement", False):
-        wrong = "has a RandomSampler with replacement=True, but a job trains every record once"
-    elif len(loader.sampler) != len(loader.dataset):
-        wrong = (
-            f"has a {type(loader.sampler).__name__} with num_samples={len(loader.sampler)}, but "
-            f"the dataset has {len(loader.dataset)} records, and a job trains each once per epoch"
-        )
-    elif loader.drop_last:
-        wrong = "has drop_last=True, but a job trains every record once per epoch"
-    if wrong:
-        raise ZooError(f"{what} {wrong}")
-    return isinstance(loader.sampler, RandomSampler)
-
-
-def loader_options(loader: DataLoader) -> dict[str, Any]:
-    """Returns how a loader reads batches, if not simply in this process."""
-    options = {name: getattr(loader, name) for name in _records.LOADER_OPTIONS}
-    return options if loader.num_workers or loader.pin_memory else {}
-
-
 def split(collate: Callable[[list[Any]], Any], size: int, records: list[Any]) -> list[Any]:
     """Makes the batches of a lane, each with at most `size` records."""
     return [collate(records[first : first + size]) for first in range(0, len(records), size)]
 
 
 def _random_state() -> tuple[Any, ...]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch = sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state()
+    return of_torch, np.random.get_state(), random.getstate()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     of_torch, of_numpy, of_python = state
-    torch.set_rng_state(of_torch)
+    if of_torch is not None:
+        sys.modules["torch"].set_rng_state(of_torch)
     np.random.set_state(of_numpy)
     random.setstate(of_python)

@@ -35,8 +35,9 @@ except ModuleNotFoundError as error:
         "Accelerate is not installed; install it with `pip install accelerate`", name="accelerate"
     ) from None
 
-from elasticdl import _records, _trainers
-from elasticdl._trainers import Kept, Origin, Trained
+from elasticdl import _records, _torch_trainers, _trainers
+from elasticdl._torch_trainers import Trained
+from elasticdl._trainers import Kept, Origin
 from elasticdl._zoo import ZooError
 
 __all__ = ["Accelerator"]
@@ -307,12 +308,12 @@ class _Loader:
 
     def __init__(self, accelerator: Accelerator, loader: DataLoader) -> None:
         name = "the first loader that was passed to `prepare()`"
-        self._is_shuffled = _trainers.check_loader(name, loader)
+        self._is_shuffled = _torch_trainers.check_loader(name, loader)
         self._accelerator, self._job = accelerator, accelerator.job
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
         self._collate = functools.partial(_trainers.split, loader.collate_fn, loader.batch_size)
-        self._options = _trainers.loader_options(loader)
+        self._options = _torch_trainers.loader_options(loader)
         self._n_records = loader.batch_size * accelerator.gradient_accumulation_steps
         # Whether the user's code has a batch, and whether it is the last one of its lane.
         self.is_in_batch = self.is_end_of_lane = False

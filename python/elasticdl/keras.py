@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Keras script with `model.fit` as an elastic job, on the torch backend: two changed lines.
+"""A Keras script with `model.fit` as an elastic job, on all back ends: two changed lines.
 
     import elasticdl.keras
     ...
@@ -13,6 +13,8 @@ One batch of `fit` is one step of the job. A lane of the job takes the place of 
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,10 +47,18 @@ _ARGUMENTS = {
 _BATCH_EVENTS = [
     f"on_{what}_{when}" for what in ("batch", "train_batch") for when in ("begin", "end")
 ]
-_SEED_NAME = "seed_generator_state"
-# Layers whose state `fit` does not change.
-_CONSTANT = (keras.layers.Normalization,)
+_BACKENDS = ("torch", "tensorflow", "jax")
 
+
+def _prepare(_job: Any) -> None:
+    """Fixes threads and the order of sums, before the script creates its first tensor."""
+    if keras.backend.backend() != "torch":
+        from elasticdl import _keras
+
+        _keras.prepare({"threads_per_worker": os.environ.get("OMP_NUM_THREADS")})
+
+
+_trainers.ON_JOIN.append(_prepare)
 # The job's seed comes first, so that a model that the script creates is the same in every worker.
 _trainers.job()
 
@@ -64,10 +74,10 @@ def elastic(model: Any) -> Any:
     if not isinstance(model, keras.Model):
         raise ZooError(f"`elastic` got a {type(model).__name__}; pass a keras.Model")
     backend = keras.backend.backend()
-    if backend != "torch":
+    if backend not in _BACKENDS:
         raise ZooError(
-            f"Keras uses the backend `{backend}`, but `fit` is only elastic on torch: set "
-            "KERAS_BACKEND=torch; on other backends, use the module interface (docs/python.md)"
+            f"Keras uses the backend `{backend}`, which cannot train; set KERAS_BACKEND to "
+            f"{', '.join(_BACKENDS)}"
         )
     # Not setattr: Keras would track the methods.
     for name in ("save", "save_weights", "export"):
@@ -147,21 +157,13 @@ class _Training:
             steps=self._steps_per_epoch,
             model=model,
         )
-        self._optimizer = _optimizer(model)
+        self._fit = _new_fit(job, model)
+        self._optimizer = self._fit.optimizer
         config = model.optimizer.get_config()
         job.log_config({**config, "optimizer": type(model.optimizer).__name__})
         followed = [one for one in self._callbacks.callbacks if one not in own]
         self._progress = _Progress(model, followed, self._optimizer)
-        self._metrics = _metric_states(model)
-        states = {f"keras_{number}": one for number, one in enumerate(_states(model))}
-        tensors = {name: one.value.detach().clone() for name, one in states.items()}
-        self._trained = _trainers.Trained.of(model, **tensors)
-        job.attach(self._trained, self._optimizer, progress=self._progress)
-        self._trained.settle()
-        for name, variable in states.items():
-            # What Keras changes is what the job averages.
-            variable.value.data = self._trained._buffers[name]
-        self._seeds = _seeds(model)
+        self._fit.attach(self._progress)
         steps = job.steps(
             range(len(records)),
             records.batch_size,
@@ -189,14 +191,15 @@ class _Training:
                 progress.has_epoch_event = True
                 callbacks.on_epoch_begin(epoch)
             callbacks.on_train_batch_begin(number)
-            model.train()
+            self._fit.begin_batch()
             for n_records, batch in lanes:
-                self._train_lane(n_records, batch)
+                loss = self._fit.train(batch, self._step_records() / n_records)
+                self._job.allreduce(loss=loss)
             if progress.has_moved or not self._job.is_step:
                 feed.move()
                 progress.restore()
                 continue
-            self._trained.check()
+            self._fit.check()
             feed.begin_step()
             self._optimizer.step()
             if self._job.is_described:
@@ -216,29 +219,6 @@ class _Training:
         callbacks.on_train_end(logs or progress.last_logs)
         return model.history
 
-    def _train_lane(self, n_records: int, batch: Any) -> None:
-        """Computes the gradients of a lane, as `train_step` of Keras does before its step."""
-        model = self._model
-        before = [one.value.detach().clone() for one in self._metrics]
-        for seed in self._seeds:
-            seed.assign(_draw())
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        training = {"training": True} if model._call_has_training_arg else {}
-        predictions = model(x, **training)
-        loss = model._compute_loss(
-            x=x, y=y, y_pred=predictions, sample_weight=weight, training=True
-        )
-        n_rows = len(next(part for part in keras.tree.flatten(x) if part is not None))
-        model._loss_tracker.update_state(loss.detach(), sample_weight=n_rows)
-        loss.backward()
-        model.compute_metrics(x, y, predictions, sample_weight=weight)
-        # The job takes the mean change of all lanes, each by its records, but metrics are sums.
-        scale = self._step_records() / n_records
-        if scale != 1:
-            for variable, value in zip(self._metrics, before):
-                variable.assign(value + (variable.value.detach() - value) * scale)
-        self._job.allreduce(loss=loss.detach())
-
     def _step_records(self) -> int:
         """Returns the number of records of this step, in all lanes."""
         n_most = self._records.batch_size * self._job.lanes
@@ -251,7 +231,7 @@ class _Training:
         model = self._model
         self._progress.has_epoch_event = True
         logs = _numbers(model.get_metrics_result())
-        model.eval()
+        self._fit.begin_evaluation()
         if evaluation is not None and model._should_eval(epoch, every):
             found = model.evaluate(
                 **evaluation, callbacks=self._callbacks, return_dict=True, verbose=0
@@ -261,6 +241,16 @@ class _Training:
         self._callbacks.on_epoch_end(epoch, logs)
         model.reset_metrics()
         return logs
+
+
+def _new_fit(job: Any, model: Any) -> Any:
+    if keras.backend.backend() == "torch":
+        from elasticdl._keras_fit_torch import TorchFit
+
+        return TorchFit(job, model)
+    from elasticdl._keras_fit_flat import FlatFit
+
+    return FlatFit(job, model)
 
 
 class _Log(keras.callbacks.Callback):
@@ -309,9 +299,15 @@ class _Records:
                         f"`fit` got `{name}` beside a DataLoader; its batches contain it: "
                         "(x, y) or (x, y, sample_weight)"
                     )
-            self.is_shuffled = _trainers.check_loader("the training data", x)
+            if keras.backend.backend() != "torch":
+                raise ZooError(
+                    "`fit` got a DataLoader, which needs KERAS_BACKEND=torch; pass arrays"
+                )
+            from elasticdl import _torch_trainers
+
+            self.is_shuffled = _torch_trainers.check_loader("the training data", x)
             self._loader, self.batch_size = x, x.batch_size
-            self.loader_options = _trainers.loader_options(x)
+            self.loader_options = _torch_trainers.loader_options(x)
             return
         given = {"x": x, "y": y, "sample_weight": weight}
         self._arrays = keras.tree.map_structure(_array, given)
@@ -352,11 +348,11 @@ class _Records:
 
 def _array(leaf: Any) -> Any:
     """Returns an array whose rows have numbers."""
-    import torch
-
+    torch = sys.modules.get("torch")
+    kinds = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
     # The index of a pandas object selects labels or columns, not rows.
     array = leaf.to_numpy() if hasattr(leaf, "iloc") else leaf
-    if array is None or isinstance(array, (np.ndarray, torch.Tensor)):
+    if array is None or isinstance(array, kinds):
         return array
     raise ZooError(
         f"`fit` got a {type(leaf).__name__}, but a job assigns records by their numbers; pass "
@@ -427,53 +423,6 @@ class _Progress:
             _set_state(callback, kept)
 
 
-def _optimizer(model: Any) -> Any:
-    import torch
-
-    class Optimizer(torch.optim.Optimizer):
-        """Takes the steps of a Keras optimizer."""
-
-        def __init__(self, model: Any) -> None:
-            self._keras, self._model = model.optimizer, model
-            if not self._keras.built:
-                self._keras.build(model.trainable_variables)
-            rate = float(keras.ops.convert_to_numpy(self._keras.learning_rate))
-            super().__init__([one.value for one in model.trainable_variables], {"lr": rate})
-            self.keep_rate()
-
-        def step(self) -> None:  # type: ignore[override]
-            variables = self._model.trainable_variables
-            with torch.no_grad():
-                self._keras.apply([one.value.grad for one in variables], variables)
-
-        def keep_rate(self) -> None:
-            """Callbacks can change it before a step, and do so again in a worker that joins."""
-            self._rate = self._rates()
-
-        def restore_rate(self) -> None:
-            for variable, kept in zip(self._rate_variables(), self._rate):
-                variable.assign(kept)
-
-        def _rate_variables(self) -> list[Any]:
-            rate = getattr(self._keras, "_learning_rate", None)
-            return [rate] if isinstance(rate, keras.Variable) else []
-
-        def _rates(self) -> list[Any]:
-            return [one.value.detach().clone() for one in self._rate_variables()]
-
-        def state_dict(self) -> dict[str, Any]:
-            rates = dict(zip(map(id, self._rate_variables()), self._rate))
-            values = [rates.get(id(one), one.value.detach()) for one in self._keras.variables]
-            return {"state": {}, "variables": [value.clone() for value in values]}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            for variable, value in zip(self._keras.variables, state["variables"]):
-                variable.assign(value)
-            self.keep_rate()
-
-    return Optimizer(model)
-
-
 def _check_only(name: str, value: Any, default: Any) -> None:
     if value != default:
         raise ZooError(f"{name}={value!r} does not work in a job: {_ARGUMENTS[name]}")
@@ -487,8 +436,11 @@ def _check(model: Any, callbacks: Any) -> None:
                 f"the model `{type(model).__name__}` overrides `{method}`, which the job does not "
                 "call; override `compute_loss`, or write a custom training loop (docs/own-loop.md)"
             )
-    if model.jit_compile:
-        raise ZooError("jit_compile=True does not work in a job; remove it from `compile`")
+    # On other back ends, Keras compiles by default, and the job always does.
+    is_torch = keras.backend.backend() == "torch"
+    name = "jit_compile" if is_torch else "run_eagerly"
+    if getattr(model, name):
+        raise ZooError(f"{name}=True does not work in a job; remove it from `compile`")
     if getattr(model, "steps_per_execution", 1) != 1:
         raise ZooError("steps_per_execution does not work in a job; use 1")
     optimizer = model.optimizer
@@ -509,40 +461,6 @@ def _check(model: Any, callbacks: Any) -> None:
                     f"the callback `{type(callback).__name__}` does not work in a job: "
                     f"{_REFUSED[kind.__name__]}"
                 )
-
-
-def _states(model: Any) -> list[Any]:
-    """Returns what training changes besides the parameters: batch norms and metrics."""
-    # Not `non_trainable_variables`, which has the weights of frozen layers, too.
-    layers = [one for one in model._flatten_layers() if not isinstance(one, _CONSTANT)]
-    found = [one for layer in layers for one in layer._non_trainable_variables]
-    unique = list({id(one): one for one in [*found, *_metric_states(model)]}.values())
-    for one in unique:
-        if keras.backend.standardize_dtype(one.dtype) != "float32":
-            raise ZooError(
-                f"`{one.path}` is {one.dtype}, but a job can only average float32; remove the "
-                "layer or metric that it belongs to"
-            )
-    return unique
-
-
-def _metric_states(model: Any) -> list[Any]:
-    found = [one for metric in model.metrics for one in metric.variables]
-    return list({id(one): one for one in found}.values())
-
-
-def _seeds(model: Any) -> list[Any]:
-    from keras.src.random.seed_generator import global_seed_generator
-
-    own = [one for one in model.non_trainable_variables if one.name == _SEED_NAME]
-    return [*own, global_seed_generator().state]
-
-
-def _draw() -> Any:
-    """Returns a state of a seed generator from the random numbers of this lane."""
-    import torch
-
-    return torch.randint(0, 1 << 30, (2,))
 
 
 def _unpacked(data: Any) -> dict[str, Any]:
@@ -607,7 +525,8 @@ def _is_plain(value: Any) -> bool:
 def _encoded(value: Any) -> Any:
     """Returns a value that the job can keep: arrays become tensors with a mark."""
     if isinstance(value, np.ndarray):
-        return {"array": keras.ops.convert_to_tensor(value.copy())}
+        is_torch = keras.backend.backend() == "torch"
+        return {"array": keras.ops.convert_to_tensor(value.copy()) if is_torch else value.copy()}
     if isinstance(value, (list, tuple)):
         return type(value)(_encoded(one) for one in value)
     if isinstance(value, dict):

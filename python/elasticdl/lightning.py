@@ -30,8 +30,9 @@ except ModuleNotFoundError as error:
         "Lightning is not installed; install it with `pip install lightning`", name="lightning"
     ) from None
 
-from elasticdl import _state, _trainers
-from elasticdl._trainers import Feed, Kept, Moved, Origin, Progress, Trained
+from elasticdl import _state, _torch_trainers, _trainers
+from elasticdl._torch_trainers import Trained
+from elasticdl._trainers import Feed, Kept, Moved, Origin, Progress
 from elasticdl._zoo import ZooError
 
 __all__ = ["ElasticStrategy"]
@@ -302,9 +303,9 @@ class _Loader:
 
     def __init__(self, strategy: ElasticStrategy, loader: Any, trainer: Trainer) -> None:
         self._strategy = strategy
-        is_shuffled = _trainers.check_loader("the training loader", loader)
+        is_shuffled = _torch_trainers.check_loader("the training loader", loader)
         self.dataset, self._collate = loader.dataset, loader.collate_fn
-        self._options = _trainers.loader_options(loader)
+        self._options = _torch_trainers.loader_options(loader)
         job = strategy.job
         job.plan(len(self.dataset), loader.batch_size, 1, is_shuffled)
         n_epochs = trainer.fit_loop.max_epochs

@@ -36,7 +36,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from elasticdl import _trainers
-from elasticdl._trainers import Feed, Kept, Moved, Progress, Trained
+from elasticdl._torch_trainers import Trained
+from elasticdl._trainers import Feed, Kept, Moved, Progress
 from elasticdl._zoo import ZooError
 
 __all__ = ["ElasticMixin", "ElasticTrainer"]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl import ZooError, _state, _torch_flat
 from elasticdl.accelerate import Accelerator
-from own_step_script import Faults
+from faults import Faults
 
 N_LANES, BATCH, ACCUMULATION, EPOCHS = 3, 4, 2, 2
 LANE = BATCH * ACCUMULATION

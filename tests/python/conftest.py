@@ -99,7 +99,7 @@ class Cluster:
         **env: str,
     ) -> tuple[subprocess.CompletedProcess[str], bytes]:
         """Runs a job named like `folder`, whose script (`words`) notes there which workers were
-        killed, joined and ended (see `own_step_script.Faults`). Returns what the command printed,
+        killed, joined and ended (see `faults.Faults`). Returns what the command printed,
         and what all workers have at the end.
         """
         # The others wait for those that replace killed ones.

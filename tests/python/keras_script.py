@@ -9,11 +9,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import torch
 
 import elasticdl.keras
 from elasticdl import _state, _trainers
-from own_step_script import Faults
+from faults import Faults
 
 BATCH, EPOCHS = 8, 3
 # The last step of an epoch has fewer records.
@@ -89,6 +88,15 @@ def fit(model: keras.Model, callbacks: list, is_plain: bool = False) -> dict[str
     return history.history
 
 
+def tensor(array: np.ndarray) -> object:
+    """Returns what the state of a script holds on this backend."""
+    if keras.backend.backend() != "torch":
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     is_plain = "PLAIN" in os.environ
     trained = elasticdl.keras.elastic(model(is_plain))
@@ -98,7 +106,7 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), save_best_only=True)
     history = fit(trained, [seen, stop, plateau, best], is_plain)
     end = {
-        "weights": [torch.from_numpy(np.array(one)) for one in trained.get_weights()],
+        "weights": [tensor(np.array(one)) for one in trained.get_weights()],
         "history": {name: [float(one) for one in values] for name, values in history.items()},
         "seen": seen.seen,
         "best": [stop.best_epoch, float(stop.best), float(best.best)],
@@ -107,7 +115,8 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
         fit(trained, [], is_plain)
     except elasticdl.ZooError as error:
         end["again"] = str(error)
-    assert "tensorflow" not in sys.modules, "Keras has not imported it"
+    others = {"tensorflow", "torch"} - {keras.backend.backend()}
+    assert not others & sys.modules.keys(), "Keras has not imported them"
     (folder / f"end-{os.getpid()}").write_bytes(_state.dump(end))
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 import elasticdl.lightning  # noqa: F401
 from elasticdl import ZooError, _state, _torch_flat
-from own_step_script import Faults
+from faults import Faults
 
 N_LANES, BATCH, EPOCHS = 3, 8, 2
 # Processes that read batches ahead.

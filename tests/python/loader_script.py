@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import elasticdl
 import elasticdl.data
 import elasticdl.torch
-from own_step_script import Faults
+from faults import Faults
 
 N_LANES, BATCH, EPOCHS = 4, 4, 3
 

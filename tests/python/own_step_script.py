@@ -8,9 +8,7 @@ schedulers, one of them by the loss, gradient clipping, weight clipping and an a
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ from torch import nn
 
 import elasticdl
 from elasticdl import _state
+from faults import Faults
 
 N_LANES, BATCH, EPOCHS = 4, 8, 4
 X = torch.randn(640, 6, generator=torch.Generator().manual_seed(1))
@@ -25,11 +24,6 @@ Y = (X.sum(1) > 0).long()
 N_STEPS = EPOCHS * len(X) // (N_LANES * BATCH)
 # The step after which the loop over epochs is left, in the last of them.
 QUIT_STEP = N_STEPS - 10
-# How long a step takes while workers are missing, so that there are steps left when they join.
-PACE_SECS = 1.0
-# How long a step takes before workers are killed: the master allows the steps of about a second in
-# advance, and a worker joins after the last of them.
-STEADY_SECS = 0.1
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -118,39 +112,6 @@ def plain(seeds: dict[int, int]) -> Training:
         torch.manual_seed(seeds[step])
         training.step(loss.item())
     return training
-
-
-class Faults:
-    """Kills workers in the middle of a step, and waits for those that replace them."""
-
-    def __init__(self, folder: Path, n_workers: int, kills: list[int]) -> None:
-        self._folder, self._n_workers, self._kills = folder, n_workers, kills
-        self._is_new = True
-
-    def between(self, step: int, may_kill: bool = True) -> None:
-        """Called in a step, after its changes."""
-        if self._is_new:
-            self._is_new = False
-            (self._folder / f"joined-{step}-{os.getpid()}").touch()
-        if may_kill and step in self._kills and self._is_first(f"killed-{step}"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        begin = time.monotonic()
-        if any(step < kill for kill in self._kills):
-            time.sleep(STEADY_SECS)
-        while self._is_slow(step) and time.monotonic() < begin + PACE_SECS:
-            time.sleep(0.01)
-
-    def _is_slow(self, step: int) -> bool:
-        n_killed = sum(kill <= step for kill in self._kills)
-        n_joined = len([*self._folder.glob("joined-*")])
-        return n_joined < self._n_workers + n_killed or (self._folder / "slow").exists()
-
-    def _is_first(self, name: str) -> bool:
-        try:
-            (self._folder / name).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
 
 def main(folder: Path, loop: str, n_workers: int, kills: list[int]) -> None:

@@ -15,7 +15,7 @@ from trl import SFTConfig, SFTTrainer
 import transformers_script as script
 from elasticdl import _state
 from elasticdl.transformers import ElasticMixin
-from own_step_script import Faults
+from faults import Faults
 
 
 class Trainer(ElasticMixin, SFTTrainer):

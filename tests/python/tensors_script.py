@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 from torch.utils import checkpoint
 
 import elasticdl
-import own_step_script
+import faults
 from elasticdl import _state
 
 N_LANES, BATCH, EPOCHS, N_WORDS = 4, 8, 6, 16
@@ -148,8 +148,8 @@ def read_seeds(folder: Path) -> dict[str, int]:
 
 def main(folder: Path, kind: str, n_workers: int, kills: list[int]) -> None:
     training = Training(kind)
-    own_step_script.PACE_SECS = 2.0  # The compiler makes new workers slow.
-    faults = own_step_script.Faults(folder, n_workers, kills)
+    faults.PACE_SECS = 2.0  # The compiler makes new workers slow.
+    injected = faults.Faults(folder, n_workers, kills)
     job = elasticdl.init(training.called, training.optimizer)
     is_described = "ELASTICDL_DESCRIBE" in os.environ
 
@@ -169,7 +169,7 @@ def main(folder: Path, kind: str, n_workers: int, kills: list[int]) -> None:
         note("step")
         training.step()
         if not is_described:
-            faults.between(job.step)
+            injected.between(job.step)
     (folder / f"end-{os.getpid()}").write_bytes(training.dump())
 
 

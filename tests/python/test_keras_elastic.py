@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 pytestmark = pytest.mark.backends("torch")
 if keras.backend.backend() == "torch":
     import elasticdl.keras
-    from elasticdl import ZooError, _trainers
+    from elasticdl import ZooError, _keras_fit_torch, _trainers
 
 
 X, Y = np.zeros((8, 2), "float32"), np.zeros((8, 1), "float32")
@@ -103,8 +103,8 @@ def test_other_backends_are_refused(
     elastic: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = compiled()
-    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
-    with pytest.raises(ZooError, match="^Keras uses the backend `tensorflow`, but `fit` is only"):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "openvino")
+    with pytest.raises(ZooError, match="^Keras uses the backend `openvino`, which cannot train"):
         elastic(model)
 
 
@@ -136,9 +136,8 @@ def test_what_callbacks_hold_is_copied_when_it_can_have_changed() -> None:
     steady, batches = keras.callbacks.EarlyStopping(), PerBatch()
     lambdas = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)
     steady.best_weights, lambdas.extra = [np.zeros(3)], 1
-    progress = elasticdl.keras._Progress(
-        model, [steady, batches, lambdas], elasticdl.keras._optimizer(model)
-    )
+    optimizer = _keras_fit_torch._Optimizer(model)
+    progress = elasticdl.keras._Progress(model, [steady, batches, lambdas], optimizer)
 
     def kept() -> list[dict]:
         progress.keep()

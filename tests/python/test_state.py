@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import subprocess
+import sys
 from collections import Counter, OrderedDict
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +112,23 @@ def test_damaged_bytes_are_refused():
             _state.parse(bytes(damaged))
     with pytest.raises(ZooError, match="it has format 2, this version reads 1"):
         _state.parse(data.replace(b'"elasticdl.format": "1"', b'"elasticdl.format": "2"'))
+
+
+def test_arrays_take_the_place_of_tensors_in_a_process_without_pytorch(tmp_path: Path) -> None:
+    code = """
+import sys
+import numpy as np
+from elasticdl import _state
+x = np.arange(6, dtype="float32").reshape(2, 3)
+tree = {"x": x, "n": np.array(3, "int64"), "none": np.zeros((0, 2), "float16")}
+data = _state.dump({"a": tree})
+found = _state.parse(data)["a"]
+assert _state.difference(tree, found) is None and found["x"].flags.writeable
+assert _state.difference(tree, {**found, "n": np.array(4)}) == ("n",)
+assert "torch" not in sys.modules
+open(sys.argv[1], "wb").write(data)
+"""
+    path = tmp_path / "state"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    tree = {"x": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
+    assert path.read_bytes() == _state.dump({"a": {**tree, "none": torch.zeros(0, 2).half()}})

@@ -19,7 +19,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 import elasticdl  # noqa: E402
-from elasticdl import _trainers  # noqa: E402
+from elasticdl import _torch_trainers, _trainers  # noqa: E402
 
 
 class Numbers(IterableDataset):
@@ -42,18 +42,18 @@ def test_loaders_that_a_job_cannot_follow_are_refused(
     dataset: object, options: dict, sentence: str
 ) -> None:
     with pytest.raises(elasticdl.ZooError, match=f"^it has .*{sentence}"):
-        _trainers.check_loader("it", DataLoader(dataset, batch_size=2, **options))
+        _torch_trainers.check_loader("it", DataLoader(dataset, batch_size=2, **options))
 
 
 def test_a_loader_keeps_how_it_reads() -> None:
     plain = DataLoader([1, 2, 3], batch_size=2, shuffle=True)
-    assert _trainers.check_loader("it", plain) and _trainers.loader_options(plain) == {}
+    assert _torch_trainers.check_loader("it", plain) and _torch_trainers.loader_options(plain) == {}
     options = {
         **{"num_workers": 2, "prefetch_factor": 3, "timeout": 7, "persistent_workers": True},
         **{"pin_memory": True, "worker_init_fn": print},
         "multiprocessing_context": multiprocessing.get_context("spawn"),
     }
-    assert _trainers.loader_options(DataLoader([1, 2, 3], **options)) == options
+    assert _torch_trainers.loader_options(DataLoader([1, 2, 3], **options)) == options
 
 
 def test_parameters_in_no_optimizer_are_frozen_before_training(
@@ -61,7 +61,7 @@ def test_parameters_in_no_optimizer_are_frozen_before_training(
 ) -> None:
     become_worker(type("Loop", (), {}))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    trained = _trainers.Trained.of(model)
+    trained = _torch_trainers.Trained.of(model)
     elasticdl.init(trained, torch.optim.SGD(model[0].parameters(), lr=0.1))
     trained.settle()
     trained.check()

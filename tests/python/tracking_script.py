@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import elasticdl
-from own_step_script import Faults
+from faults import Faults
 
 N_STEPS, BATCH = 8, 4
 X = torch.arange(2.0 * BATCH * N_STEPS).reshape(-1, 1) / 100

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from elasticdl import ZooError, _state, _torch_flat
 from elasticdl.transformers import ElasticTrainer as Trainer
-from own_step_script import Faults
+from faults import Faults
 
 N_LANES, BATCH, ACCUMULATION, EPOCHS = 3, 2, 2, 2
 LANE = BATCH * ACCUMULATION
