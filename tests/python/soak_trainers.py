@@ -11,6 +11,7 @@ import accelerate_script
 import lightning_script
 import sft_script
 import test_accelerate
+import test_keras_fit
 import test_lightning
 import test_transformers
 from conftest import Cluster
@@ -57,6 +58,11 @@ def test_lightning_from_the_end_of_an_epoch(cluster: Cluster, tmp_path: Path) ->
     for end in (again, killed):
         for name in ("model", "optimizer", "seen"):
             assert _state.difference(whole[name], end[name]) is None, name
+
+
+def test_keras_on_jax(cluster: Cluster, tmp_path: Path) -> None:
+    name = "test_fit_has_the_same_bits_and_callbacks_for_any_workers_and_after_a_kill"
+    getattr(test_keras_fit, name)(cluster, tmp_path, "jax")
 
 
 def test_accelerate_with_many_kills(cluster: Cluster, tmp_path: Path) -> None:
