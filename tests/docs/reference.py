@@ -63,6 +63,9 @@ def sections(binary: Path, command: tuple[str, ...]) -> list[str]:
 
 def subcommands(text: str) -> list[str]:
     part = re.search(r"^Commands:\n((?: .*\n)+)", text + "\n", re.M)
+    if not part:
+        # The overview has its commands by subject.
+        part = re.search(r"^Usage: elasticdl <COMMAND>.*\n((?:.*\n)*?)Examples:", text, re.M)
     return re.findall(r"^  ([a-z]+)  ", part[1], re.M) if part else []
 
 
@@ -102,9 +105,10 @@ def job(binary: Path) -> str:
             name, default, meaning = word.groups()
             default = "" if default in ("''", "null", "{}") else f"`{default}`"
             # The flag's help is complete; the file's comment may refer to the previous line.
-            meaning = helps.get(name, meaning or "").rstrip(".")
+            meaning = helps.get(name, meaning or "").rstrip(".").replace(" [default: none]", "")
             if default:
                 meaning = re.sub(r" *\[default: [^]]*\]", "", meaning)
+            meaning = re.sub(r" *\[alias: ([^]]*)\]", r"; as a flag also `\1`", meaning)
             text += row(f"`{name}`", kind(kinds[name]), default, meaning)
     return text
 

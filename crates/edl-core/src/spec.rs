@@ -67,7 +67,9 @@ pub struct Invalid(pub String);
 /// The field with this name.
 pub fn field(name: &str) -> Result<&'static Field, Invalid> {
     FIELDS.iter().find(|field| field.name == name).ok_or_else(|| {
-        Invalid(match nearest(name, FIELDS.iter().map(|field| field.name)) {
+        let alias = FIELDS.iter().find(|field| field.aliases.contains(&name));
+        let near = || nearest(name, FIELDS.iter().map(|field| field.name));
+        Invalid(match alias.map(|field| field.name).or_else(near) {
             Some(near) => format!("unknown field `{name}`; did you mean `{near}`?"),
             None => format!("unknown field `{name}`; `elasticdl init` lists all fields"),
         })
@@ -540,6 +542,32 @@ mod tests {
     }
 
     #[test]
+    fn a_short_name_of_a_flag_is_no_field_and_the_field_is_named() {
+        let mut known: Vec<&str> = FIELDS.iter().map(|field| field.name).collect();
+        for at in FIELDS {
+            known.extend(at.aliases);
+            for alias in at.aliases {
+                let entry = Map::from_iter([((*alias).to_owned(), json!(1))]);
+                let error = super::read(entry).unwrap_err().to_string();
+                assert_eq!(error, format!("unknown field `{alias}`; did you mean `{}`?", at.name));
+            }
+            let FieldKind::Choice(names) = at.kind else {
+                assert!(at.value_aliases.is_empty(), "only names of choices are shortened");
+                continue;
+            };
+            for (alias, value) in at.value_aliases {
+                assert!(names.contains(value) && !names.contains(alias), "{alias}");
+                assert_eq!(at.full_value(alias), *value);
+                assert!((at.read)(json!(alias)).is_err(), "{alias} is for the command line");
+            }
+        }
+        let n_known = known.len();
+        known.sort_unstable();
+        known.dedup();
+        assert_eq!(known.len(), n_known, "a name has one meaning");
+    }
+
+    #[test]
     fn times_take_a_unit() {
         assert_eq!(Seconds::parse("90"), Ok(Seconds(90)));
         assert_eq!(Seconds::parse("2h"), Ok(Seconds(7200)));
@@ -549,7 +577,7 @@ mod tests {
 
     #[test]
     fn the_template_is_the_default_job_and_has_every_field() {
-        let text = template();
+        let text = template(&JobSpec::default());
         for field in FIELDS {
             let lines = text.lines().filter(|line| line.starts_with(&format!("{}: ", field.name)));
             assert_eq!(lines.count(), 1, "{}", field.name);

@@ -1,51 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line: every command with its flags.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use edl_core::spec::{Codec, FieldType, LogLevel};
+use edl_core::spec::{FieldType as _, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
 use crate::host;
 
+pub(crate) mod data;
+pub(crate) mod jobs;
 pub(crate) mod operator;
 pub(crate) mod zoo;
 
-/// Names with values.
-type Pairs = BTreeMap<String, String>;
+pub(crate) const ABOUT: &str = "Train deep-learning models on machines that come and go";
 
-const ABOUT: &str = "Train deep-learning models on machines that come and go";
-
-const HELP: &str = "\
-{about}
-
-Usage: elasticdl <COMMAND> [OPTIONS]
-
-Commands:
-{subcommands}
-
-Examples:
-  elasticdl train                                   train a built-in model on the included data
-  elasticdl train --model_def=mnist_mlp --training_data=DIR --num_workers=4 --num_epochs=2
-  elasticdl init && elasticdl train --config job.yaml --detach
-  elasticdl status && elasticdl logs --follow
-  elasticdl train --resume                          resume the most recent job
-
-Exit codes: 0 success, 1 job failed, 2 invalid input (nothing started), 3 stopped early (resumable),
-  4 job not found, 130 interrupted (resumable). Results go to stdout, everything else to stderr.
-Jobs are stored in $ELASTICDL_HOME/jobs (default: ~/.elasticdl/jobs).
-Run `elasticdl COMMAND --help` for the options of a command.
-";
-
-fn version() -> String {
+pub(crate) fn version() -> String {
     format!("{} (commit {})", env!("CARGO_PKG_VERSION"), host::get().commit)
 }
 
 #[derive(Debug, Parser)]
-#[command(name = "elasticdl", about = ABOUT, version = version(), help_template = HELP)]
+#[command(name = "elasticdl", about = ABOUT, version = version())]
 #[command(disable_help_subcommand = true, max_term_width = 110)]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -62,7 +39,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
     )]
     Evaluate(Box<SubmitArgs<{ CLUSTER | COMMON }>>),
-    /// Predict with a trained model and write one result per record
+    /// Predict with a trained model: one result per record
     #[command(
         after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
     )]
@@ -85,18 +62,18 @@ pub(crate) enum Command {
     /// Stop a job; it can be resumed later
     Stop(StopArgs),
     /// List jobs
-    List(ListArgs),
-    /// Delete jobs that are not running, including their checkpoints and models
-    Clean(CleanArgs),
+    List(jobs::ListArgs),
+    /// Delete jobs that are not running, with checkpoints and models
+    Clean(jobs::CleanArgs),
     /// Verify that every record was trained exactly once
     Audit(StatusArgs),
     /// Save a job's web page as a single file
     Report(JobArg),
-    /// Inject a fault into a running job: kill, pause, disconnect or slow down a process
+    /// Kill, pause, disconnect or slow down a process of a running job
     #[command(after_help = CHAOS_EXAMPLES)]
     Chaos(ChaosArgs),
     /// Generate, import and inspect datasets
-    Data(DataArgs),
+    Data(data::DataArgs),
     /// Build and push container images of models
     Zoo(zoo::ZooArgs),
     /// Simulate scheduling on a cluster
@@ -105,24 +82,32 @@ pub(crate) enum Command {
     /// Run the Kubernetes operator, or print its manifests
     #[command(after_help = operator::OPERATOR_EXAMPLES)]
     Operator(operator::OperatorArgs),
-    /// Show what the operator would do with each job now, and why
+    /// Show what the operator would do with each job, and why
     #[command(after_help = operator::PLAN_EXAMPLES)]
     Plan(operator::PlanArgs),
-    /// Explain why a job failed or stalled and what to do, or why a TrainingJob has few workers
+    /// Explain why a job failed or stalled, or has few workers
     #[command(after_help = operator::EXPLAIN_EXAMPLES)]
     Explain(operator::ExplainArgs),
     /// Convert PaddlePaddle EDL manifests
     Job(operator::JobArgs),
-    /// Train while killing processes, then verify that nothing was lost
+    /// Train while processes are killed, then verify the result
     Demo(DemoArgs),
     /// Check that this machine is ready to train
     Doctor,
-    /// Run a job's master manually; it starts the parameter servers, but no workers
+    /// Run a job's master and parameter servers manually
     Master(Box<MasterArgs>),
     /// Run a parameter server manually
     Ps(PsArgs),
     /// Run a worker manually
     Worker(Box<WorkerArgs>),
+    /// Print help: an overview, or all flags of a command
+    Help {
+        /// Command, e.g. `train` or `data import`
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// Print the version
+    Version,
     /// Print a shell completion script
     Completions {
         /// Shell
@@ -151,7 +136,7 @@ Examples:
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   elasticdl train --num_epochs=3 --num_workers=4
-  elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=data/mnist/train
+  elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=DIR
   elasticdl train --config job.yaml --model_params=\"lr=0.05\" --detach
   elasticdl train --resume my-job --num_workers=8";
 
@@ -170,10 +155,11 @@ Examples:
 /// A command that runs a job, with the groups of flags that describe the job.
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs<const GROUPS: u8> {
-    #[command(flatten)]
-    pub(crate) run: RunFlags,
+    // First, because it decides the order of the headings in `--help`.
     #[command(flatten)]
     pub(crate) job: JobFlags<GROUPS>,
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
 }
 
 /// How a job is run, as opposed to what it is.
@@ -205,7 +191,7 @@ pub(crate) struct RunFlags {
     /// it
     #[arg(long, help_heading = "Kubernetes", value_name = "PREFIX")]
     pub(crate) docker_image_prefix: Option<String>,
-    /// Base image for --docker_image_prefix
+    /// Base image for --docker_image_prefix [default: the one of `elasticdl zoo init`]
     #[arg(
         long,
         help_heading = "Kubernetes",
@@ -213,7 +199,7 @@ pub(crate) struct RunFlags {
         requires = "docker_image_prefix"
     )]
     pub(crate) image_base: Option<String>,
-    /// Use the kubeconfig file even inside a cluster
+    /// Use the kubeconfig file even inside a cluster [default: false]
     #[arg(long, help_heading = "Kubernetes", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) force_use_kube_config_file: Option<bool>,
@@ -233,9 +219,9 @@ pub(crate) struct RunFlags {
 #[command(rename_all = "snake_case")]
 pub(crate) struct MasterArgs {
     #[command(flatten)]
-    pub(crate) run: RunFlags,
-    #[command(flatten)]
     pub(crate) job: JobFlags<{ CLUSTER | COMMON | TRAIN | PREDICT }>,
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
     /// Set by the supervisor that started this process
     #[arg(long, hide = true, requires = "job_dir")]
     pub(crate) supervised: bool,
@@ -288,8 +274,8 @@ pub(crate) struct PsArgs {
 #[command(rename_all = "snake_case")]
 pub(crate) struct ScriptArgs {
     /// Number of workers, or the minimum and maximum, e.g. 2:8. On this machine, a job starts with
-    /// one worker per core within this range
-    #[arg(long, value_name = "N[:MAX]")]
+    /// one worker per core within this range [default: nnodes × nproc_per_node]
+    #[arg(long, visible_alias = "num_workers", value_name = "N[:MAX]")]
     pub(crate) workers: Option<String>,
     /// As in torchrun: number of nodes, or the minimum and maximum; ignored with --workers
     #[arg(long, value_name = "N[:MAX]", default_value = "1")]
@@ -334,7 +320,7 @@ pub(crate) struct ScriptArgs {
     /// Run SCRIPT directly, without Python
     #[arg(long, alias = "no-python")]
     pub(crate) no_python: bool,
-    /// Resume a stopped or killed job
+    /// Resume a stopped or killed job [default: start a new one]
     #[arg(long, value_name = "JOB")]
     pub(crate) resume: Option<String>,
     #[command(flatten)]
@@ -385,7 +371,7 @@ pub(crate) struct JobArg {
     /// Job name or folder [default: the most recent job]
     #[arg(value_name = "JOB")]
     pub(crate) job: Option<String>,
-    /// Find the job on the cluster, in this namespace
+    /// Find the job on the cluster, in this namespace [default: this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 }
@@ -414,10 +400,10 @@ pub(crate) struct StatusArgs {
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// Show only the log of this worker
+    /// Show only the log of this worker [default: all processes]
     #[arg(long, value_name = "N", group = "process")]
     pub(crate) worker: Option<u32>,
-    /// Show only the log of this parameter server
+    /// Show only the log of this parameter server [default: all processes]
     #[arg(long, value_name = "N", group = "process")]
     pub(crate) ps: Option<u32>,
     /// Show only the log of the master
@@ -426,7 +412,7 @@ pub(crate) struct LogsArgs {
     /// Keep printing new lines until the job ends
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Show only the last N lines
+    /// Show only the last N lines [default: all]
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) tail: Option<usize>,
 }
@@ -436,7 +422,7 @@ pub(crate) struct ScaleArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
     /// Target number of workers
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "num_workers", value_name = "N")]
     pub(crate) workers: u32,
 }
 
@@ -456,10 +442,10 @@ pub(crate) struct ChaosArgs {
     /// Target parameter server
     #[arg(long, value_name = "N", group = "target")]
     pub(crate) ps: Option<u32>,
-    /// Wait until the job reaches this step
+    /// Wait until the job reaches this step [default: act at once]
     #[arg(long, value_name = "S")]
     pub(crate) at_step: Option<u64>,
-    /// Repeat at this interval until the job ends, e.g. 30s
+    /// Repeat at this interval until the job ends, e.g. 30s [default: act once]
     #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
     pub(crate) every: Option<u64>,
     /// Duration of `partition` and `slow`, in seconds [default: 15]
@@ -501,7 +487,7 @@ impl How {
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
     /// Number of epochs to train
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, visible_alias = "num_epochs", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) epochs: u32,
     /// Random seed for training and for choosing processes to kill
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -509,29 +495,6 @@ pub(crate) struct DemoArgs {
     /// Print plain lines instead of the full-screen view
     #[arg(long)]
     pub(crate) plain: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct ListArgs {
-    /// List the jobs on the cluster, in this namespace
-    #[arg(long, value_name = "NAME")]
-    pub(crate) namespace: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct CleanArgs {
-    /// Delete jobs on the cluster, in this namespace
-    #[arg(long, value_name = "NAME")]
-    pub(crate) namespace: Option<String>,
-    /// Names or folders of the jobs to delete
-    #[arg(value_name = "JOB")]
-    pub(crate) jobs: Vec<String>,
-    /// Delete every job that is not running
-    #[arg(long, conflicts_with = "jobs")]
-    pub(crate) all: bool,
 }
 
 #[derive(Args, Debug)]
@@ -543,6 +506,8 @@ pub(crate) struct InitArgs {
     /// Overwrite an existing file
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) job: JobFlags<{ CLUSTER | COMMON | TRAIN | PREDICT }>,
 }
 
 #[derive(Args, Debug)]
@@ -585,92 +550,6 @@ pub(crate) struct SimulateArgs {
     /// Print an example scenario file with comments
     #[arg(long)]
     pub(crate) example: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct DataArgs {
-    #[command(subcommand)]
-    pub(crate) command: DataCommand,
-}
-
-#[derive(Debug, Subcommand)]
-#[command(rename_all = "snake_case")]
-pub(crate) enum DataCommand {
-    /// Write a standard dataset as RecordIO to `DIR/NAME/train` and `DIR/NAME/test`
-    Gen {
-        /// Dataset: mnist, fashion_mnist or census
-        name: String,
-        /// Output folder
-        dir: PathBuf,
-        /// Folder with the original files [default: the folder where the dataset's package
-        /// installs them]
-        #[arg(long, value_name = "DIR")]
-        source: Option<PathBuf>,
-        #[command(flatten)]
-        write: WriteFlags,
-    },
-    /// Convert a dataset to RecordIO
-    Import {
-        /// Input: a file, folder, glob or URL; for MNIST's format, the image file
-        from: String,
-        /// Output folder
-        dir: PathBuf,
-        /// Label file, for MNIST's format
-        #[arg(long, value_name = "FILE")]
-        labels: Option<PathBuf>,
-        #[command(flatten)]
-        write: WriteFlags,
-        #[command(flatten)]
-        read: ReadFlags,
-    },
-    /// Show a summary of a dataset
-    Inspect {
-        /// File, folder, glob or URL
-        data: String,
-        #[command(flatten)]
-        read: ReadFlags,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print the first records, one JSON object per line
-    Head {
-        /// File, folder, glob or URL
-        data: String,
-        /// Number of records
-        #[arg(long, short = 'n', value_name = "N", default_value_t = 3)]
-        records: u64,
-        #[command(flatten)]
-        read: ReadFlags,
-    },
-}
-
-#[derive(Args, Clone, Debug)]
-#[command(rename_all = "snake_case")]
-pub(crate) struct ReadFlags {
-    /// Record encoding: tf_example or bytes
-    #[arg(long, value_name = "CODEC", default_value = "tf_example", value_parser = Codec::parse)]
-    pub(crate) codec_type: Codec,
-    /// Options for the data reader, e.g. "delimiter=;"
-    #[arg(long, value_name = "K=V;…", value_parser = Pairs::parse)]
-    pub(crate) data_reader_params: Option<Pairs>,
-}
-
-#[derive(Args, Clone, Debug)]
-#[command(rename_all = "snake_case")]
-pub(crate) struct WriteFlags {
-    /// Compression: none, snappy or gzip
-    #[arg(long, value_name = "NAME", default_value = "gzip")]
-    pub(crate) compression: String,
-    /// Number of output files
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub(crate) files: u64,
-    /// Write only the first N records; with `gen`, the first N training records
-    #[arg(long, value_name = "N")]
-    pub(crate) limit: Option<u64>,
-    /// With `gen`, write only the first N test records
-    #[arg(long, value_name = "N")]
-    pub(crate) test_limit: Option<u64>,
 }
 
 impl RunFlags {

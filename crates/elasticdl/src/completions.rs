@@ -3,16 +3,14 @@
 
 use std::io::Write;
 
-use clap::CommandFactory as _;
-
-use crate::cli::Cli;
 use crate::exit::Exit;
+use crate::help::{self, Detail};
 
 /// Writes the completions of one shell.
 pub(crate) fn run(shell: clap_complete::Shell, out: &mut dyn Write) -> anyhow::Result<Exit> {
     // The generator panics when its output is closed, so it writes into memory.
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "elasticdl", &mut text);
+    clap_complete::generate(shell, &mut help::command(Detail::Everything), "elasticdl", &mut text);
     out.write_all(&text)?;
     Ok(Exit::Ok)
 }

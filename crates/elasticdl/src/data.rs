@@ -9,7 +9,7 @@ use edl_data::inspect::{self, Summary};
 use edl_data::recordio::{Compressor, WriterOptions};
 use edl_data::{Error, OpenOptions};
 
-use crate::cli::{DataArgs, DataCommand, ReadFlags, WriteFlags};
+use crate::cli::data::{DataArgs, DataCommand, ReadFlags, WriteFlags};
 use crate::console::{counted, grouped, write_json};
 use crate::exit::{Exit, refuse};
 

@@ -2,7 +2,9 @@
 //! The flags that describe a job, made from the table of fields. Each one that is given overrides
 //! the field of the same name.
 
-use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{
+    BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser as _,
+};
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
 use edl_core::spec::{
     FIELDS, Field, FieldKind, FieldType as _, Flag, Group, JobSpec, Seconds, field,
@@ -61,11 +63,10 @@ const AFTER: usize = 1000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct JobFlags<const GROUPS: u8>(pub(crate) Given);
 
-/// The flags of some groups, in the order of `--help`.
+/// The flags of some groups, in the order of `--help`: Kubernetes is last.
 fn flags(groups: u8) -> impl Iterator<Item = (&'static Field, &'static Flag)> {
-    let all = [(Group::Cluster, CLUSTER), (Group::Common, COMMON), (Group::Train, TRAIN)];
-    let all = all.into_iter().chain([(Group::Predict, PREDICT)]);
-    all.flat_map(move |(group, bit)| {
+    let ours = [(Group::Common, COMMON), (Group::Train, TRAIN), (Group::Predict, PREDICT)];
+    ours.into_iter().chain([(Group::Cluster, CLUSTER)]).flat_map(move |(group, bit)| {
         let flags = FIELDS.iter().filter_map(|field| Some((field, field.flag.as_ref()?)));
         let flags = flags.filter(move |(_, flag)| flag.group == group);
         flags.filter(move |(field, _)| {
@@ -81,6 +82,7 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
     };
     let arg = Arg::new(field.name)
         .long(field.name)
+        .visible_aliases(field.aliases.iter().copied())
         .help(field.help_with_default(default))
         .help_heading(flag.heading)
         .value_name(value_name)
@@ -92,7 +94,10 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
             .default_missing_value("true")
             .value_parser(BoolishValueParser::new().map(Value::from)),
         FieldKind::Choice(names) => arg
-            .value_parser(PossibleValuesParser::new(names.iter().copied()).map(Value::from))
+            .value_parser(
+                PossibleValuesParser::new(choices(field, names))
+                    .map(move |text| Value::from(field.full_value(&text))),
+            )
             .hide_possible_values(names.iter().all(|name| field.help.contains(name))),
         // A negative number is a wrong value rather than an unknown flag.
         FieldKind::Integer | FieldKind::Number => {
@@ -100,6 +105,15 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
         }
         FieldKind::Text | FieldKind::Map => arg.value_parser(field.parse),
     }
+}
+
+/// The values of a field, each of which may also have shorter names.
+fn choices(field: &'static Field, names: &[&'static str]) -> Vec<PossibleValue> {
+    let value = |name: &&'static str| {
+        let aliases = field.value_aliases.iter().filter(|(_, value)| value == name);
+        PossibleValue::new(*name).aliases(aliases.map(|(alias, _)| *alias))
+    };
+    names.iter().map(value).collect()
 }
 
 impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
@@ -204,6 +218,22 @@ mod tests {
             "use_async": false, "seed": u64::MAX, "shuffle": true, "model_params": {"lr": "0.1"},
         });
         assert_eq!(Value::Object(found), expected);
+    }
+
+    #[test]
+    fn short_names_of_flags_and_values_mean_the_same() {
+        let short = ["--lr=0.1", "--batch_size=8", "--strategy=ddp", "--workers=3", "--epochs=2"];
+        let expected = json!({
+            "learning_rate": 0.1, "minibatch_size": 8, "num_workers": 3, "num_epochs": 2,
+            "distribution_strategy": "AllreduceStrategy",
+        });
+        assert_eq!(Value::Object(given(&short)), expected);
+        for field in FIELDS {
+            for (alias, value) in field.value_aliases {
+                let found = given(&[&format!("--{}={alias}", field.name)]);
+                assert_eq!(found[field.name], *value, "{alias}");
+            }
+        }
     }
 
     #[test]

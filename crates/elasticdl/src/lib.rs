@@ -7,7 +7,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use anyhow::Context as _;
-use clap::Parser as _;
+use clap::FromArgMatches as _;
+use clap::error::ErrorKind;
 use edl_core::spec::{FieldType as _, JobType, LogLevel};
 use tokio::runtime::{Builder, Runtime};
 
@@ -36,6 +37,7 @@ mod explain;
 mod flags;
 mod fork_server;
 mod goodput;
+mod help;
 mod host;
 mod init;
 mod jobs;
@@ -100,7 +102,10 @@ enum Parsed {
 
 fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
     let argv = argv::normalise(args)?;
-    match Cli::try_parse_from(&argv.args) {
+    let mut command = help::command(help::detail(&argv.args));
+    let matches = command.try_get_matches_from_mut(&argv.args);
+    let parsed = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed.map_err(|error| error.format(&mut command)) {
         Ok(cli) => {
             argv.notes.iter().for_each(eprint);
             Ok(Parsed::Command(cli.command))
@@ -112,8 +117,13 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
             {
                 return Err(exit::refuse(sentence));
             }
+            let is_bare = argv.args.len() <= 1;
+            if is_bare && error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                help::print_common(&mut io::stdout())?;
+                return Ok(Parsed::Printed(Exit::Ok));
+            }
             error.print().context("cannot print help")?;
-            // Help without `--help` means that the command is missing.
+            // Help without `--help` means that a subcommand is missing, as in `elasticdl data`.
             Ok(Parsed::Printed(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
         }
     }
@@ -152,6 +162,11 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Command::Top(args) => top::run(&args),
         Command::Demo(args) => demo::run(&args, out),
         Command::Doctor => doctor::run(out),
+        Command::Help { command } => help::print(&command, out),
+        Command::Version => {
+            writeln!(out, "elasticdl {}", cli::version())?;
+            Ok(Exit::Ok)
+        }
         Command::Completions { shell } => completions::run(shell, out),
     }
 }

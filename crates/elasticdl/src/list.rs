@@ -8,7 +8,7 @@ use edl_core::spec::JobSpec;
 use edl_net::proto::JobStatus;
 use serde::Serialize;
 
-use crate::cli::{CleanArgs, ListArgs};
+use crate::cli::jobs::{CleanArgs, ListArgs};
 use crate::cluster;
 use crate::console::{eprint, span, write_json};
 use crate::exit::{Exit, refuse};

@@ -40,6 +40,10 @@ pub struct Field {
     pub is_symbol: bool,
     /// A deprecated name of its flag.
     pub old_name: Option<&'static str>,
+    /// Shorter names of its flag. Files have only the field's own name.
+    pub aliases: &'static [&'static str],
+    /// Shorter values of its flag, each with the value that it stands for.
+    pub value_aliases: &'static [(&'static str, &'static str)],
     /// The value of a flag, from its text.
     pub parse: fn(&str) -> Result<Value, String>,
     /// The value of a file, checked and in its standard form.
@@ -108,6 +112,8 @@ impl Field {
             is_path: false,
             is_symbol: false,
             old_name: None,
+            aliases: &[],
+            value_aliases: &[],
             parse: |text| T::parse(text).map(as_json),
             read: |value| T::read(value).map(as_json),
         }
@@ -119,9 +125,16 @@ impl Field {
         let default = default.as_str().map_or_else(|| default.to_string(), Into::into);
         match default.trim_end_matches(".0") {
             _ if self.help.contains("[default: ") => self.help.into(),
-            "" | "null" | "{}" => self.help.into(),
+            "" | "null" | "{}" => format!("{} [default: none]", self.help),
             default => format!("{} [default: {default}]", self.help),
         }
+    }
+
+    /// The value that the text of a flag stands for.
+    #[must_use]
+    pub fn full_value<'a>(&self, text: &'a str) -> &'a str {
+        let found = self.value_aliases.iter().find(|(alias, _)| *alias == text);
+        found.map_or(text, |(_, value)| *value)
     }
 }
 

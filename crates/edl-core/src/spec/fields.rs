@@ -80,6 +80,14 @@ macro_rules! default {
     };
 }
 
+/// Short names of the strategies, as on the command lines of other tools.
+const STRATEGIES: &[(&str, &str)] = &[
+    ("ps", "ParameterServerStrategy"),
+    ("allreduce", "AllreduceStrategy"),
+    ("ddp", "AllreduceStrategy"),
+    ("hybrid", "HybridStrategy"),
+    ("local", "Local"),
+];
 const VALUE: Fixed = Fixed::Value;
 const STRATEGY: Fixed = Fixed::Derived(|spec| json!([spec.is_allreduce(), spec.is_hybrid()]));
 const LANES: Fixed = Fixed::Derived(|spec| json!(spec.step_lanes()));
@@ -131,18 +139,20 @@ job_description! {
         model_params: BTreeMap<String, String>, "Model parameters, e.g. \"lr=0.1;hidden=128,64\""
             / "Model parameters, e.g. {lr: 0.1}." { flag: common("Model", "K=V;…"), fixed: VALUE }
         optimizer: Option<String>,
-            "Override the model's optimizer: sgd, momentum, nesterov, adam, amsgrad, adamw, …"
+            "Optimizer: sgd, momentum, nesterov, adam, amsgrad, adamw, … [default: the model's]"
             / "Unset: the model's. Or sgd, momentum, nesterov, adam, amsgrad, adamw, adagrad, \
              rmsprop, ftrl, adadelta, adamax, nadam, lion."
             { flag: train("Model", "NAME"), fixed: VALUE }
-        learning_rate: Option<f64>, "Override the model's learning rate" / "Unset: the model's."
-            { flag: train("Model", "RATE") }
+        learning_rate: Option<f64>, "Learning rate [default: the model's]" / "Unset: the model's."
+            { flag: train("Model", "RATE"), aliases: &["lr"] }
         learning_rate_schedule: Option<Parsed<Schedule>>,
             "Learning rate schedule: constant, steps:AT,AT:FACTOR, exponential:EVERY:FACTOR, \
-             cosine:WARMUP:TOTAL or linear:WARMUP:TOTAL, e.g. steps:1000,2000:0.1"
+             cosine:WARMUP:TOTAL or linear:WARMUP:TOTAL, e.g. steps:1000,2000:0.1 [default: the \
+             model's]"
             / "constant, steps:1000,2000:0.1, exponential:1000:0.9, cosine:100:10000 or \
              linear:100:10000." { flag: train("Model", "SCHEDULE") }
-        weight_decay: Option<f64>, "Optimizer weight decay" { flag: train("Model", "FACTOR") }
+        weight_decay: Option<f64>, "Optimizer weight decay [default: the model's]"
+            / "Unset: the model's." { flag: train("Model", "FACTOR") }
         clip_norm: Option<f64>, "Clip the gradient of a batch to this norm [default: no clipping]"
             / "Clip the gradient of a batch to this norm; unset: no clipping."
             { flag: train("Model", "NORM") }
@@ -172,16 +182,22 @@ job_description! {
     }
 
     section "Data: a file, folder, glob or URL" {
-        training_data: String, "Data to train on: a file, folder, glob or URL"
+        training_data: String,
+            "Data to train on: a file, folder, glob or URL [default: the data included with \
+             elasticdl]"
             / "Empty: the data included with elasticdl."
             {
                 flag: Some(Flag { group: Group::Train, heading: "Data", value: "DATA", position: Some(1) }), fixed: VALUE, is_path: true,
                 old_name: Some("training_data_dir")
             }
-        validation_data: String, "Data to evaluate on: a file, folder, glob or URL" / ""
-            { flag: common("Data", "DATA"), is_path: true, old_name: Some("evaluation_data_dir") }
-        prediction_data: String, "Data to predict on: a file, folder, glob or URL" / ""
-            { flag: flag(Group::Predict, "Data", "DATA"), is_path: true }
+        validation_data: String,
+            "Data to evaluate on: a file, folder, glob or URL [default: the data included with \
+             elasticdl, unless training_data is set]"
+            / "" { flag: common("Data", "DATA"), is_path: true, old_name: Some("evaluation_data_dir") }
+        prediction_data: String,
+            "Data to predict on: a file, folder, glob or URL [default: the data included with \
+             elasticdl]"
+            / "" { flag: flag(Group::Predict, "Data", "DATA"), is_path: true }
         codec_type: Codec, "Record encoding" / "Record encoding: tf_example or bytes."
             { flag: common("Data", ""), fixed: VALUE }
         data_reader_params: BTreeMap<String, String>,
@@ -189,11 +205,12 @@ job_description! {
             / "Options for the data reader, e.g. {delimiter: ';'}."
             { flag: common("Data", "K=V;…"), fixed: VALUE }
         minibatch_size: u32 = 64, "Records per batch; with AllReduce, records per lane"
-            { flag: common("Data", "N"), least: 1, fixed: VALUE }
+            { flag: common("Data", "N"), least: 1, fixed: VALUE, aliases: &["batch_size"] }
         num_minibatches_per_task: u32 = 8, "Batches assigned to a worker at a time"
             { flag: common("Data", "N"), least: 1, fixed: VALUE }
         num_epochs: u32 = 1, "Number of epochs; 0 trains until the job is stopped"
-            / "0: train until the job is stopped." { flag: train("Data", "N") }
+            / "0: train until the job is stopped."
+            { flag: train("Data", "N"), aliases: &["epochs"] }
         shuffle: bool = true, "Shuffle the records in every epoch"
             { flag: train("Data", "BOOL"), fixed: VALUE }
         batch_plan: u32 = batch::NEWEST,
@@ -203,13 +220,19 @@ job_description! {
 
     section "Processes" {
         distribution_strategy: Strategy,
-            "Training strategy: ParameterServerStrategy, AllreduceStrategy, HybridStrategy \
-             (embedding tables on parameter servers, AllReduce for everything else) or Local (one \
-             process)"
+            "Training strategy: ParameterServerStrategy (or ps), AllreduceStrategy (or allreduce, \
+             ddp), HybridStrategy (or hybrid: embedding tables on parameter servers, AllReduce for \
+             everything else) or Local (or local: one process)"
             / "Or AllreduceStrategy, HybridStrategy, or Local (one process)."
-            { flag: at(3, "Processes", "STRATEGY"), fixed: STRATEGY }
+            {
+                flag: at(3, "Processes", "STRATEGY"), fixed: STRATEGY, aliases: &["strategy"],
+                value_aliases: STRATEGIES
+            }
         num_workers: u32 = 2, "Number of workers" / ""
-            { flag: at(1, "Processes", "N"), least: 1, most: Some(MAX_WORKERS) }
+            {
+                flag: at(1, "Processes", "N"), least: 1, most: Some(MAX_WORKERS),
+                aliases: &["workers"]
+            }
         spares: u32,
             "Spare workers that are kept ready to replace a lost worker immediately. Each of them \
              uses memory and, on Kubernetes, the resources of a worker"

@@ -6,14 +6,14 @@ use serde_json::json;
 use super::{FIELDS, Field, JobSpec};
 
 const HEAD: &str = "\
-# Job description for `elasticdl train --config job.yaml`. The values below are the defaults.
-# A command-line flag of the same name overrides a field of this file.
+# Job description for `elasticdl train --config job.yaml`. Fields that are not in the file have their
+# defaults. A command-line flag of the same name overrides a field of this file.
 ";
 
-/// The default job as YAML, with a comment for each field.
+/// A job as YAML, with a comment for each field.
 #[must_use]
-pub fn template() -> String {
-    let defaults = json!(JobSpec::default());
+pub fn template(spec: &JobSpec) -> String {
+    let (values, defaults) = (json!(spec), json!(JobSpec::default()));
     let mut text = String::from(HEAD);
     let mut section = "";
     for field in FIELDS {
@@ -21,11 +21,12 @@ pub fn template() -> String {
             section = field.section;
             text += &format!("\n{:-<92}\n", format!("# ---- {section} "));
         }
-        let default = &defaults[field.name];
-        let value = match default.as_str() {
+        let value = &values[field.name];
+        let value = match value.as_str() {
             Some("") => "''".into(),
-            Some(text) => text.to_owned(),
-            None => default.to_string(),
+            // The defaults are plain; any other text may have characters that mean something.
+            Some(text) if *value == defaults[field.name] => text.to_owned(),
+            Some(_) | None => value.to_string(),
         };
         let line = format!("{}: {value}", field.name);
         match comment(field) {

@@ -71,7 +71,7 @@ pub(crate) struct ZooBuildArgs {
     /// Image name, e.g. elasticdl:mnist or HOST:PORT/NAME:TAG
     #[arg(long, value_name = "NAME:TAG")]
     pub(crate) image: String,
-    /// Base image to use instead of the Dockerfile's; also oci-archive:FILE or oci:DIR
+    /// Base image; also oci-archive:FILE or oci:DIR [default: the Dockerfile's]
     #[arg(long, value_name = "IMAGE")]
     pub(crate) base_image: Option<String>,
     /// Build tool: docker, podman, buildah or own (built in) [default: the first one available]

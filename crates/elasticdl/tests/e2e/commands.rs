@@ -191,7 +191,13 @@ fn version_help_and_completions_are_printed() {
     let home = Home::new();
     let version = home.stdout(&["--version"]);
     assert!(version.starts_with("elasticdl ") && version.contains("(commit "), "{version}");
+    assert_eq!(home.stdout(&["version"]), version);
     assert!(home.stdout(&["--help"]).contains("Exit codes: 0 success"));
+    let bare = home.stdout(&[]);
+    assert!(bare.contains("Usage: elasticdl") && bare.lines().count() <= 40, "{bare}");
+    let [short, long] = ["-h", "--help"].map(|flag| home.stdout(&["train", flag]));
+    assert!(short.lines().count() <= 40 && long.contains("--worker_image"), "{short}");
+    assert_eq!(home.stdout(&["help", "train"]), long);
     for command in ["train", "evaluate", "predict", "data", "worker"] {
         assert!(home.stdout(&[command, "--help"]).contains("Usage: elasticdl"), "{command}");
     }
