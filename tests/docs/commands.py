@@ -79,7 +79,7 @@ STANDARD_TOOLS = {
 }
 
 # In a list of commands, `elasticdl attach JOB | status JOB` has the program's name only once.
-SHORT = {"audit", "data", "explain", "job", "logs", "scale", "status", "stop", "top", "zoo"}
+SHORT = {"audit", "data", "explain", "job", "logs", "scale", "status", "stop", "top", "wait", "zoo"}
 
 # How commands are changed before they are run, and why.
 EDITS: list[tuple[str, str, str]] = [

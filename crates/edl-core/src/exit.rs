@@ -20,6 +20,8 @@ pub enum Exit {
     Relaunch = 70,
     /// A bug: the process panicked.
     Panicked = 101,
+    /// `elasticdl wait` gave up; the job keeps running.
+    TimedOut = 124,
     /// Interrupted by Ctrl-C or SIGTERM; the job can be resumed.
     Interrupted = 130,
 }
@@ -40,6 +42,7 @@ impl Exit {
             4 => Some(Self::NotFound),
             70 => Some(Self::Relaunch),
             101 => Some(Self::Panicked),
+            124 => Some(Self::TimedOut),
             130 => Some(Self::Interrupted),
             _ => None,
         }
@@ -73,6 +76,7 @@ impl Exit {
             | Self::NotFound
             | Self::Relaunch
             | Self::Panicked
+            | Self::TimedOut
             | Self::Interrupted => None,
         }
     }
@@ -91,7 +95,7 @@ mod tests {
     #[test]
     fn a_code_is_read_as_it_was_written() {
         let known: Vec<Exit> = (0..=255).filter_map(Exit::from_code).collect();
-        assert_eq!(known.len(), 8);
+        assert_eq!(known.len(), 9);
         let codes = known.iter().map(|exit| exit.code().into());
         assert_eq!(
             codes.map(Exit::from_code).collect::<Vec<_>>(),

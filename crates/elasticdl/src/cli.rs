@@ -27,6 +27,9 @@ pub(crate) fn version() -> String {
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Print only results and errors
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -53,6 +56,9 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Follow the progress of a background job
     Attach(JobArg),
+    /// Wait until a job ends; the exit code tells how it ended
+    #[command(after_help = jobs::WAIT_EXAMPLES)]
+    Wait(jobs::WaitArgs),
     /// Monitor and control a running job in a full-screen view
     Top(JobArg),
     /// Print the logs of a job's processes
@@ -64,6 +70,7 @@ pub(crate) enum Command {
     /// List jobs
     List(jobs::ListArgs),
     /// Delete jobs that are not running, with checkpoints and models
+    #[command(after_help = jobs::CLEAN_EXAMPLES)]
     Clean(jobs::CleanArgs),
     /// Verify that every record was trained exactly once
     Audit(StatusArgs),
@@ -113,6 +120,9 @@ pub(crate) enum Command {
         /// Shell
         shell: clap_complete::Shell,
     },
+    /// Print the names of the jobs on this machine, for shell completion
+    #[command(hide = true)]
+    JobNames,
     /// Run the background process of `train --detach`
     #[command(hide = true)]
     Supervise(SuperviseArgs),

@@ -3,12 +3,31 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use edl_core::text::plural;
 use serde::Serialize;
 
-/// Writes a line to standard error. It is not an error if that is closed.
+/// Whether the user wants only results and errors (`--quiet`).
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_quiet(is_quiet: bool) {
+    IS_QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a line to standard error, unless the command is quiet.
 pub(crate) fn eprint(line: impl Display) {
+    if !is_quiet() {
+        error(line);
+    }
+}
+
+/// Writes a line about an error to standard error. It is not an error if that is closed.
+pub(crate) fn error(line: impl Display) {
     let _closed = writeln!(io::stderr().lock(), "{line}");
 }
 
@@ -30,6 +49,17 @@ pub(crate) fn grouped(number: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// `312 bytes`, `4.2 MB`.
+pub(crate) fn size(n_bytes: u64) -> String {
+    const UNITS: [(u64, &str); 4] =
+        [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+    match UNITS.iter().find(|(unit, _)| n_bytes >= *unit) {
+        #[expect(clippy::cast_precision_loss, reason = "a size for the eye")]
+        Some((unit, name)) => format!("{:.1} {name}", n_bytes as f64 / *unit as f64),
+        None => counted(n_bytes, "byte"),
+    }
 }
 
 /// `1 worker`, `2 workers`.
@@ -76,6 +106,8 @@ mod tests {
         assert_eq!(grouped(12_345_678), "12,345,678");
         assert_eq!(counted(1, "worker"), "1 worker");
         assert_eq!(counted(1_000, "worker"), "1,000 workers");
+        assert_eq!(size(312), "312 bytes");
+        assert_eq!(size(4_230_000), "4.2 MB");
         assert_eq!(span(0.25), "0.2 s");
         assert_eq!(span(59.4), "59 s");
         assert_eq!(span(61.0), "1 min 1 s");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::SuperviseArgs;
-use crate::console::eprint;
+use crate::console::{self, eprint};
 use crate::exit::{Exit, not_found};
 use crate::host;
 use crate::jobs::Job;
@@ -47,9 +47,7 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
             if status.success() {
                 break;
             }
-            for line in crate::logs::last_errors(&job) {
-                eprint(line);
-            }
+            crate::logs::last_errors(&job).iter().for_each(console::error);
             anyhow::bail!("the job did not start ({status}); see `{}`", log_path.display());
         }
         std::thread::sleep(POLL);

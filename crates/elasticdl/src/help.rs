@@ -62,7 +62,7 @@ const GROUPS: [Group; 6] = [
         heading: "Watch and control jobs",
         is_common: true,
         commands: &[
-            "status", "attach", "top", "logs", "list", "scale", "stop", "clean", "explain",
+            "status", "attach", "top", "logs", "list", "wait", "scale", "stop", "clean", "explain",
             "audit", "report", "chaos",
         ],
     },
@@ -102,7 +102,8 @@ Options:
 {options}
 
 Exit codes: 0 success, 1 job failed, 2 invalid input (nothing started),
-  3 stopped early (resumable), 4 job not found, 130 interrupted (resumable).
+  3 stopped early (resumable), 4 job not found, 124 timed out (`wait`),
+  130 interrupted (resumable).
 Results go to stdout, everything else to stderr.
 Jobs are stored in $ELASTICDL_HOME/jobs (default: ~/.elasticdl/jobs).
 Run `elasticdl COMMAND -h` for the common flags of a command, `--help` for all.

@@ -13,7 +13,6 @@ use edl_core::spec::{FieldType as _, JobType, LogLevel};
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, MasterArgs};
-use console::eprint;
 use exit::Exit;
 
 mod argv;
@@ -68,6 +67,7 @@ mod telemetry;
 mod top;
 mod ui;
 mod usage;
+mod wait;
 mod zoo;
 
 pub use custom_loop::{work, work_alone};
@@ -87,7 +87,7 @@ pub fn main(args: Vec<OsString>, host: Host) -> u8 {
         // The reader has closed the pipe, as in `elasticdl list | head -1`.
         Err(error) if is_closed_pipe(&error) => Exit::Ok.code(),
         Err(error) => {
-            eprint(format_args!("error: {error:#}"));
+            console::error(format_args!("error: {error:#}"));
             exit::of_error(&error).code()
         }
     }
@@ -107,7 +107,8 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
     let parsed = matches.and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed.map_err(|error| error.format(&mut command)) {
         Ok(cli) => {
-            argv.notes.iter().for_each(eprint);
+            console::set_quiet(cli.quiet);
+            argv.notes.iter().for_each(console::eprint);
             Ok(Parsed::Command(cli.command))
         }
         Err(error) => {
@@ -159,6 +160,8 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Command::Plan(args) => plan::plan(&args, out),
         Command::Explain(args) => explain::run(&args, out),
         Command::Job(args) => convert::run(&args, out),
+        Command::Wait(args) => wait::run(&args, out),
+        Command::JobNames => list::names(out),
         Command::Top(args) => top::run(&args),
         Command::Demo(args) => demo::run(&args, out),
         Command::Doctor => doctor::run(out),

@@ -2,15 +2,16 @@
 //! `list` and `clean`: the jobs of this machine, and removing those that have ended.
 
 use std::io::Write;
+use std::path::Path;
 
 use edl_core::job::JobState;
 use edl_core::spec::JobSpec;
 use edl_net::proto::JobStatus;
 use serde::Serialize;
 
-use crate::cli::jobs::{CleanArgs, ListArgs};
+use crate::cli::jobs::{CleanArgs, EndState, ListArgs};
 use crate::cluster;
-use crate::console::{eprint, span, write_json};
+use crate::console::{counted, eprint, size, span, write_json};
 use crate::exit::{Exit, refuse};
 use crate::jobs::{Home, Job, still_running};
 
@@ -80,24 +81,23 @@ impl Row {
 
     fn of(job: &Job) -> Option<Self> {
         let status = JobStatus { state: job.state().into(), ..job.status().unwrap_or_default() };
-        let started = job.started().and_then(|started| started.elapsed().ok());
-        let secs_ago = started.unwrap_or_default().as_secs_f64();
-        Some(Self::new(&job.spec().ok()?, status, secs_ago, job.dir().display().to_string()))
+        let folder = job.dir().display().to_string();
+        Some(Self::new(&job.spec().ok()?, status, secs_ago(job), folder))
     }
 }
 
 /// Removes jobs; those that run are left alone.
 pub(crate) fn clean(args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match &args.namespace {
-        Some(namespace) => cluster::list::clean(namespace, &args.jobs, args.all, out),
+        Some(namespace) => cluster::list::clean(namespace, args, out),
         None => clean_in(&Home::from_env()?, args, out),
     }
 }
 
 fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let ended = || home.list().into_iter().filter(|job| !job.is_running());
-    let jobs: Vec<Job> = if args.all {
-        ended().collect()
+    let jobs: Vec<Job> = if args.selects() {
+        ended().filter(|job| args.matches(job.state(), secs_ago(job))).collect()
     } else {
         let named = args.jobs.iter().map(|name| home.find(Some(name)));
         let mut jobs: Vec<Job> = named.collect::<anyhow::Result<_>>()?;
@@ -105,13 +105,16 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
         jobs.dedup();
         jobs
     };
-    if !args.all && jobs.is_empty() {
+    if !args.selects() && jobs.is_empty() {
         let names: Vec<String> = ended().filter_map(|job| job.name()).collect();
         return Err(refuse(match names.as_slice() {
             [] => "nothing to remove: no finished jobs".into(),
             names => {
                 let names = names.join(", ");
-                format!("specify the jobs to remove, or remove all of them with --all: {names}")
+                format!(
+                    "specify the jobs to remove, select some with --state or --older_than, or \
+                     remove all of them with --all: {names}"
+                )
             }
         }));
     }
@@ -119,10 +122,83 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
         let name = job.name().unwrap_or_default();
         return Err(still_running(&name, &name));
     }
+    if args.dry_run {
+        list_sizes(&jobs, out)?;
+        return Ok(Exit::Ok);
+    }
+    let mut n_bytes = 0;
     for job in &jobs {
         let name = job.handle();
+        n_bytes += size_of(job.dir());
         home.remove(job)?;
         writeln!(out, "removed {name}")?;
+    }
+    match jobs.len() {
+        0 => eprint("nothing to remove: no job matches"),
+        _ => eprint(format_args!("freed {}", size(n_bytes))),
+    }
+    Ok(Exit::Ok)
+}
+
+impl CleanArgs {
+    /// Whether the jobs are selected by how they have ended instead of by name.
+    pub(crate) fn selects(&self) -> bool {
+        self.all || self.older_than.is_some() || !self.state.is_empty()
+    }
+
+    /// Whether a job is selected that has ended in this state.
+    pub(crate) fn matches(&self, state: JobState, started_secs_ago: f64) -> bool {
+        let end = if state == JobState::Succeeded {
+            EndState::Succeeded
+        } else if state == JobState::Failed {
+            EndState::Failed
+        } else {
+            EndState::Stopped
+        };
+        let is_old = self.older_than.is_none_or(|secs| {
+            started_secs_ago > std::time::Duration::from_secs(secs).as_secs_f64()
+        });
+        is_old && (self.state.is_empty() || self.state.contains(&end))
+    }
+}
+
+/// What `clean` would remove.
+fn list_sizes(jobs: &[Job], out: &mut dyn Write) -> anyhow::Result<()> {
+    let names: Vec<String> = jobs.iter().map(Job::handle).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max(4) + 2;
+    writeln!(out, "{:<width$}{:<13}{:<20}SIZE", "NAME", "STATE", "STARTED")?;
+    let mut total = 0;
+    for (job, name) in jobs.iter().zip(&names) {
+        let (state, n_bytes) = (job.state(), size_of(job.dir()));
+        let started = format!("{} ago", span(secs_ago(job)));
+        writeln!(out, "{name:<width$}{state:<13}{started:<20}{}", size(n_bytes))?;
+        total += n_bytes;
+    }
+    let jobs = counted(jobs.len() as u64, "job");
+    eprint(format_args!("{jobs}, {}; nothing was removed, because of --dry_run", size(total)));
+    Ok(())
+}
+
+/// The bytes of all files in a folder; links are not followed.
+fn size_of(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| {
+        let file = entry.metadata().ok()?;
+        Some(if file.is_dir() { size_of(&entry.path()) } else { file.len() })
+    });
+    sizes.sum()
+}
+
+fn secs_ago(job: &Job) -> f64 {
+    let started = job.started().and_then(|started| started.elapsed().ok());
+    started.unwrap_or_default().as_secs_f64()
+}
+
+/// The names of the jobs of this machine, one per line. Completion must never fail.
+pub(crate) fn names(out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let jobs = Home::from_env().map(|home| home.list()).unwrap_or_default();
+    for name in jobs.iter().filter_map(Job::name) {
+        writeln!(out, "{name}")?;
     }
     Ok(Exit::Ok)
 }
@@ -144,13 +220,15 @@ mod tests {
         let clean = |jobs: &[&str], all| {
             let jobs = jobs.iter().map(ToString::to_string).collect();
             let mut out = Vec::new();
-            let result = clean_in(&home, &CleanArgs { namespace: None, jobs, all }, &mut out);
+            let args = CleanArgs { jobs, all, ..CleanArgs::default() };
+            let result = clean_in(&home, &args, &mut out);
             (result.map_err(|error| error.to_string()), String::from_utf8(out).unwrap())
         };
         let (nothing_named, _) = clean(&[], false);
-        let expected = "specify the jobs to remove, or remove all of them with --all: ";
         let error = nothing_named.unwrap_err();
-        let named = error.strip_prefix(expected).unwrap_or_else(|| panic!("{error}"));
+        let (advice, named) =
+            error.split_once(" with --all: ").unwrap_or_else(|| panic!("{error}"));
+        assert!(advice.starts_with("specify the jobs to remove"), "{error}");
         assert!(named.contains("old") && !named.contains("running"), "{error}");
         let (mixed, out) = clean(&["old", "running"], false);
         assert!(mixed.unwrap_err().contains("elasticdl stop running"));
@@ -158,5 +236,42 @@ mod tests {
         assert_eq!(clean(&["old", "old"], false).1, "removed old\n");
         assert_eq!(clean(&[], true).1, "removed other\n");
         assert_eq!(home.list(), [running]);
+    }
+
+    #[test]
+    fn ended_jobs_are_selected_by_state_and_age() {
+        let select = |older_than: Option<u64>, state: &[EndState]| CleanArgs {
+            older_than,
+            state: state.to_vec(),
+            ..CleanArgs::default()
+        };
+        let hour = 3600.0;
+        assert!(!CleanArgs::default().selects());
+        let failed = select(None, &[EndState::Failed]);
+        assert!(failed.selects() && failed.matches(JobState::Failed, 0.0));
+        assert!(!failed.matches(JobState::Succeeded, hour));
+        let old = select(Some(3600), &[EndState::Failed, EndState::Stopped]);
+        assert!(old.matches(JobState::Interrupted, hour + 1.0), "a killed job can be resumed");
+        assert!(old.matches(JobState::Stopped, hour + 1.0));
+        assert!(!old.matches(JobState::Stopped, hour - 1.0));
+        assert!(!old.matches(JobState::Succeeded, hour + 1.0));
+    }
+
+    #[test]
+    fn a_dry_run_lists_sizes_and_removes_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let spec = JobSpec { job_name: "old".into(), ..JobSpec::default() };
+        let job = home.create(&spec, None).unwrap();
+        let folder = job.dir().join("checkpoints");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("big"), vec![0; 3_000_000]).unwrap();
+        std::os::unix::fs::symlink(&folder, job.dir().join("link")).unwrap();
+        let mut out = Vec::new();
+        let args = CleanArgs { all: true, dry_run: true, ..CleanArgs::default() };
+        clean_in(&home, &args, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("old ") && text.contains(" 3.0 MB"), "{text}");
+        assert_eq!(home.list(), [job]);
     }
 }

@@ -14,7 +14,7 @@ use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 use edl_data::{Dataset, OpenOptions};
 
-use crate::console::eprint;
+use crate::console::{self, eprint};
 use crate::exit::{Exit, refuse};
 use crate::fork_server::{self, Finished, ForkServer};
 use crate::host;
@@ -177,7 +177,7 @@ pub(crate) fn become_interpreter(spec: &JobSpec, file: Option<&str>) -> anyhow::
 pub(crate) fn export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) {
     match try_export(job, spec, forks) {
         Ok(names) => tracing::info!("also exported the model as {names}"),
-        Err(error) => eprint(format_args!(
+        Err(error) => console::error(format_args!(
             "warning: the trained model is in {}, but could not be exported in its framework's \
              format: {error:#}",
             job.paths().output(spec).join("model.safetensors").display()

@@ -11,7 +11,7 @@ use edl_core::spec::{JobSpec, JobType, Strategy};
 
 use crate::cli::RunFlags;
 use crate::config::JobRequest;
-use crate::console::{counted, eprint};
+use crate::console::{self, counted, eprint};
 use crate::exit::{Exit, refuse};
 use crate::flags::{Given, needs_cluster};
 use crate::fork_server::ForkServer;
@@ -212,9 +212,7 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
     }
     let status = ui.finish();
     if status.is_none() && exit == Exit::Failed {
-        for line in crate::logs::last_errors(&job) {
-            eprint(line);
-        }
+        crate::logs::last_errors(&job).iter().for_each(console::error);
     }
     write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
     Ok(exit)

@@ -19,11 +19,15 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::console;
+
 /// The targets of our own crates begin with one of these; other crates log only warnings.
 const CRATES: [&str; 2] = ["edl_", "elasticdl"];
 
-/// Sends log lines of `level` and above to standard error, for the life of the process.
+/// Sends log lines of `level` and above to standard error, for the life of the process; of a quiet
+/// command only errors.
 pub(crate) fn start(level: LogLevel) {
+    let level = if console::is_quiet() { LogLevel::Error } else { level };
     start_to(level, std::io::stderr);
 }
 

@@ -18,7 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing::Level;
 
 use crate::cluster::Target;
-use crate::console::{counted, eprint, grouped, span};
+use crate::console::{self, counted, eprint, grouped, span};
 use crate::jobs::Job;
 use crate::telemetry;
 use script::ScriptOutput;
@@ -64,6 +64,8 @@ pub(crate) struct Ui {
 }
 
 enum Form {
+    /// Nothing.
+    Quiet,
     Bar(ProgressBar),
     Plain {
         next: Option<Instant>,
@@ -112,6 +114,11 @@ impl Ui {
         Self::with(job, Form::Relay { offset })
     }
 
+    /// Shows nothing, and only follows the status.
+    pub(crate) fn silent(target: &Target) -> Self {
+        Self { form: Form::Quiet, ..Self::of(target) }
+    }
+
     fn with(job: &Job, form: Form) -> Self {
         let mut seen = Seen::default();
         if let Some(status) = job.status() {
@@ -137,6 +144,7 @@ impl Ui {
     pub(crate) fn print(&mut self, line: &str) {
         match &self.form {
             Form::Bar(bar) => bar.suspend(|| eprint(line)),
+            Form::Quiet => {}
             Form::Plain { .. } | Form::Relay { .. } => eprint(line),
         }
     }
@@ -177,7 +185,7 @@ impl Ui {
         match &self.form {
             _ if text.is_empty() => {}
             Form::Bar(bar) => bar.suspend(show),
-            Form::Plain { .. } | Form::Relay { .. } => show(),
+            Form::Quiet | Form::Plain { .. } | Form::Relay { .. } => show(),
         }
     }
 
@@ -204,7 +212,7 @@ impl Ui {
                     }
                 }
             }
-            Form::Relay { .. } => {}
+            Form::Quiet | Form::Relay { .. } => {}
         }
         self.last = Some(status);
     }
@@ -226,7 +234,9 @@ impl Ui {
 
 impl Form {
     fn of_terminal() -> Self {
-        if std::io::stderr().is_terminal() {
+        if console::is_quiet() {
+            Self::Quiet
+        } else if std::io::stderr().is_terminal() {
             Self::Bar(bar())
         } else {
             Self::Plain { next: None, line: String::new() }

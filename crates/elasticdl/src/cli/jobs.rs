@@ -1,7 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags of `list` and `clean`: the jobs of a machine.
+//! The flags of `list`, `clean` and `wait`: the jobs of a machine.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+
+use super::JobArg;
+
+pub(crate) const WAIT_EXAMPLES: &str = "\
+Examples:
+  elasticdl wait my-job && elasticdl audit my-job
+  elasticdl wait my-job --timeout=10m";
+
+pub(crate) const CLEAN_EXAMPLES: &str = "\
+Examples:
+  elasticdl clean my-job
+  elasticdl clean --older_than=7d --state=failed,stopped --dry_run
+  elasticdl clean --all";
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
@@ -13,7 +26,16 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
-#[derive(Args, Debug)]
+/// How a job that `clean` removes has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EndState {
+    Succeeded,
+    Failed,
+    Stopped,
+}
+
+#[derive(Args, Debug, Default)]
+#[command(rename_all = "snake_case")]
 pub(crate) struct CleanArgs {
     /// Delete jobs on the cluster, in this namespace [default: this machine]
     #[arg(long, value_name = "NAME")]
@@ -24,4 +46,23 @@ pub(crate) struct CleanArgs {
     /// Delete every job that is not running
     #[arg(long, conflicts_with = "jobs")]
     pub(crate) all: bool,
+    /// Delete jobs that were started longer ago than this, e.g. 12h or 7d [default: any time ago]
+    #[arg(long, value_name = "TIME", conflicts_with = "jobs", value_parser = crate::flags::seconds)]
+    pub(crate) older_than: Option<u64>,
+    /// Delete jobs that have ended like this, separated by commas; `stopped` includes jobs that were
+    /// killed [default: any state]
+    #[arg(long, value_name = "STATE,…", conflicts_with = "jobs", value_delimiter = ',')]
+    pub(crate) state: Vec<EndState>,
+    /// List the jobs with their sizes, and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WaitArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// Give up after this time, with exit code 124, e.g. 30s or 10m [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
+    pub(crate) timeout: Option<u64>,
 }

@@ -8,6 +8,8 @@ use edl_kube::client::{Cluster, Found, PodState, pod_state};
 
 use super::status::of_pods;
 use super::{connect, explained, handle, is_active};
+use crate::cli::jobs::CleanArgs;
+use crate::console::eprint;
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::still_running;
 use crate::list::Row;
@@ -43,12 +45,12 @@ async fn row(cluster: &Cluster, found: &Found) -> Row {
 /// are on the user's storage, stay.
 pub(crate) fn clean(
     namespace: &str,
-    jobs: &[String],
-    all: bool,
+    args: &CleanArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
-    if jobs.is_empty() && !all {
-        return Err(refuse("specify the jobs to remove, or use --all"));
+    let jobs = &args.jobs;
+    if jobs.is_empty() && !args.selects() {
+        return Err(refuse("specify the jobs to remove, or use --state, --older_than or --all"));
     }
     let runtime = crate::runtime()?;
     runtime.block_on(async {
@@ -64,13 +66,32 @@ pub(crate) fn clean(
                 return Err(still_running(name, &handle(&job.spec, &cluster)));
             }
         }
-        let wanted =
-            |found: &&Found| jobs.contains(&found.spec.job_name) || all && !is_active(found);
-        for job in found.iter().filter(wanted) {
+        for job in &found {
             let name = &job.spec.job_name;
+            if !jobs.contains(name) && !is_selected(&cluster, job, args).await {
+                continue;
+            }
+            if args.dry_run {
+                writeln!(out, "{name}")?;
+                continue;
+            }
             cluster.delete(name).await.map_err(explained)?;
             writeln!(out, "removed {name}")?;
         }
+        if args.dry_run {
+            eprint(
+                "nothing was removed, because of --dry_run; the folders of the jobs always stay",
+            );
+        }
         Ok(Exit::Ok)
     })
+}
+
+/// Whether `clean` removes the job without its name.
+async fn is_selected(cluster: &Cluster, job: &Found, args: &CleanArgs) -> bool {
+    if !args.selects() || is_active(job) {
+        return false;
+    }
+    let row = row(cluster, job).await;
+    args.matches(row.state, row.started_secs_ago)
 }

@@ -58,7 +58,12 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
                 &format!("elasticdl {} --resume {name}", status.job_type().name()),
             );
         }
-        Exit::Ok | Exit::BadInput | Exit::NotFound | Exit::Relaunch | Exit::Panicked => {}
+        Exit::Ok
+        | Exit::BadInput
+        | Exit::NotFound
+        | Exit::Relaunch
+        | Exit::Panicked
+        | Exit::TimedOut => {}
     }
     text
 }
@@ -69,7 +74,9 @@ fn outcome(exit: Exit) -> &'static str {
         Exit::Failed => "failed",
         Exit::Stopped => "was stopped",
         Exit::Interrupted => "was interrupted",
-        Exit::BadInput | Exit::NotFound | Exit::Relaunch | Exit::Panicked => "did not start",
+        Exit::BadInput | Exit::NotFound | Exit::Relaunch | Exit::Panicked | Exit::TimedOut => {
+            "did not start"
+        }
     }
 }
 

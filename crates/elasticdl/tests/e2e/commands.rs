@@ -41,7 +41,9 @@ fn evaluate_reproduces_the_last_evaluation_of_training() {
     let trained = home.status("mlp");
     assert_eq!(trained["evaluations"].as_array().map(Vec::len), Some(2), "one after each epoch");
     let from = format!("--checkpoint_dir_for_init={}", home.job_dir("mlp").display());
-    let summary = home.stdout(&["evaluate", &from, "--job_name=again", "--num_workers=3"]);
+    let quiet = home.run(&["evaluate", &from, "--job_name=again", "--num_workers=3", "--quiet"]);
+    assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(0), ""));
+    let summary = String::from_utf8_lossy(&quiet.stdout);
     let measured = home.status("again");
     let (expected, found) = (last_metrics(&trained), last_metrics(&measured));
     let names = |metrics: &[(String, f64)]| -> Vec<String> {
@@ -112,22 +114,40 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
         }
         assert!(start.elapsed() < crate::harness::PATIENCE, "{list:#}");
     }
+    let impatient = home.run(&["wait", "bg", "--timeout=0"]);
+    assert_eq!(impatient.status.code(), Some(124), "{}", stderr(&impatient));
     let refused = home.run(&["clean", "bg"]);
     assert_eq!(refused.status.code(), Some(2), "a running job is not removed");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg stopped\n");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg is not running (stopped)\n");
     assert_eq!(home.run(&["attach", "bg"]).status.code(), Some(3), "it can be resumed");
+    let waited = home.run(&["wait", "bg"]);
+    assert_eq!(waited.status.code(), Some(3));
+    assert_eq!(waited.stdout, b"job bg stopped\n");
     let stopped = home.status("bg");
     assert_eq!(stopped["state"], "stopped");
     assert!(stopped["records_done"].as_u64() < Some(2 * N_RECORDS), "{stopped:#}");
 
     home.stdout(&["train", "--resume", "bg", "--detach"]);
+    let wait = std::thread::spawn({
+        let command = home.command(&["wait"]);
+        || crate::harness::ended(command)
+    });
     let attached = home.run(&["attach", "bg"]);
     assert_eq!(attached.status.code(), Some(0), "{}", stderr(&attached));
     let summary = String::from_utf8_lossy(&attached.stdout);
     assert!(summary.starts_with("job bg succeeded"), "{summary}");
+    let waited = wait.join().expect("a thread");
+    assert_eq!(waited.status.code(), Some(0));
+    assert_eq!(
+        (waited.stdout.as_slice(), stderr(&waited).as_str()),
+        (&b"job bg succeeded\n"[..], "")
+    );
     assert_exactly_once(&home, "bg", 2, 1);
     shows_logs(&home);
+    let listed = |state: &str| home.stdout(&["clean", "--dry-run", &format!("--state={state}")]);
+    assert!(listed("failed,succeeded").contains("bg ") && !listed("stopped").contains("bg "));
+    assert!(!home.stdout(&["clean", "--older-than=7d"]).contains("bg"), "it is new");
     assert_eq!(home.stdout(&["clean", "bg"]), "removed bg\n");
     assert_eq!(home.jobs(), [""; 0]);
     assert_eq!(home.run(&["status", "bg"]).status.code(), Some(4));
@@ -206,6 +226,43 @@ fn version_help_and_completions_are_printed() {
         assert!(script.contains("num_ps_pods") && script.contains("evaluate"), "{shell}");
     }
     assert_eq!(home.jobs(), [""; 0]);
+}
+
+#[test]
+fn bash_completes_the_names_of_jobs() {
+    let home = Home::new();
+    for name in ["alpha", "beta"] {
+        std::fs::create_dir_all(home.job_dir(name)).expect("a folder");
+        let spec = format!("{{\"job_name\": \"{name}\"}}");
+        std::fs::write(home.job_dir(name).join("job.json"), spec).expect("a job");
+    }
+    let complete = |words: &[&str]| {
+        let script = format!(
+            "PATH={}:$PATH; source <(elasticdl completions bash); COMP_WORDS=({}); \
+             COMP_CWORD={}; _elasticdl_with_jobs elasticdl \"${{COMP_WORDS[-1]}}\" \
+             \"${{COMP_WORDS[-2]}}\"; echo \"${{COMPREPLY[*]}}\"",
+            std::path::Path::new(env!("CARGO_BIN_EXE_elasticdl")).parent().unwrap().display(),
+            words.iter().map(|word| format!("'{word}' ")).collect::<String>(),
+            words.len() - 1
+        );
+        let mut command = std::process::Command::new("bash");
+        command.args(["--norc", "-c", &script]).env("ELASTICDL_HOME", home.path());
+        let output = crate::harness::ended(command);
+        assert_eq!(stderr(&output), "", "{script}");
+        let text = String::from_utf8(output.stdout).expect("text");
+        let mut found: Vec<String> = text.split_whitespace().map(Into::into).collect();
+        found.sort();
+        found
+    };
+    assert_eq!(complete(&["elasticdl", "status", ""]), ["alpha", "beta"]);
+    assert_eq!(complete(&["elasticdl", "logs", "--follow", "al"]), ["alpha"]);
+    assert_eq!(complete(&["elasticdl", "train", "--resume", "b"]), ["beta"]);
+    assert_eq!(complete(&["elasticdl", "train", "--resume", "=", "b"]), ["beta"]);
+    assert_eq!(complete(&["elasticdl", "sta"]), ["status"]);
+    assert_eq!(complete(&["elasticdl", "stop", "--js"]), [""; 0]);
+    assert_eq!(complete(&["elasticdl", "status", "--js"]), ["--json"]);
+    assert!(!complete(&["elasticdl", "logs", "--worker", ""]).contains(&"alpha".into()));
+    assert!(!complete(&["elasticdl", "data", ""]).contains(&"alpha".into()));
 }
 
 /// The data in the page of a job that has ended.
