@@ -534,16 +534,18 @@ def test_a_trained_model_is_evaluated_and_predicts(cluster: Cluster, tmp_path: P
     model = tmp_path / "processing.py"
     model.write_text(PROCESSING)
     cluster.run("train", *job_flags("made", str(model), max_step=5))
-    shared = [
-        f"--model_def={model}",
-        f"--checkpoint_dir_for_init={cluster.job('made') / 'checkpoints'}",
-        "--num_workers=1",
-    ]
-    cluster.run("evaluate", *shared, f"--validation_data={DATA / 'test'}", "--job_name=measured")
+    data = DATA / "test"
+    made = ["made", "--num_workers=1"]
+    cluster.run("evaluate", *made, f"--validation_data={data}", "--job_name=measured")
     assert "'accuracy'" in cluster.log("measured", "master")
+    cluster.run("export", "made", f"--output={tmp_path / 'model'}")
+    files = {file.name for file in (tmp_path / "model").iterdir()}
+    assert files == {"model.json", "model.pt", "model.safetensors"}
+    # A folder that no job knows does not say where the module is.
     processed = tmp_path / "processed"
-    data = f"--prediction_data={DATA / 'test'}"
-    cluster.run("predict", *shared, data, "--job_name=predicted", PROCESSED=str(processed))
+    shared = [str(tmp_path / "model"), f"--model_def={model}", "--num_workers=1"]
+    args = [*shared, f"--prediction_data={data}", "--job_name=predicted"]
+    cluster.run("predict", *args, PROCESSED=str(processed))
     calls = [line.split() for line in processed.read_text().splitlines()]
     predicted = (cluster.job("predicted") / "output" / "predictions.jsonl").read_text().splitlines()
     assert sum(int(n) for _, n, _ in calls) == len(predicted) == 2000

@@ -9,6 +9,7 @@ pub mod clip;
 pub mod export;
 pub mod first_values;
 pub mod fuzz;
+pub mod import;
 pub mod init;
 pub mod model;
 pub mod optimizer;

@@ -13,6 +13,7 @@ use crate::host;
 pub(crate) mod data;
 pub(crate) mod jobs;
 pub(crate) mod operator;
+pub(crate) mod trained;
 pub(crate) mod zoo;
 
 pub(crate) const ABOUT: &str = "Train deep-learning models on machines that come and go";
@@ -38,15 +39,14 @@ pub(crate) enum Command {
     #[command(after_help = TRAIN_EXAMPLES)]
     Train(Box<SubmitArgs<{ CLUSTER | COMMON | TRAIN }>>),
     /// Evaluate a trained model
-    #[command(
-        after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
-    )]
-    Evaluate(Box<SubmitArgs<{ CLUSTER | COMMON }>>),
+    #[command(after_help = trained::EVALUATE_EXAMPLES)]
+    Evaluate(Box<trained::UseArgs<{ CLUSTER | COMMON }>>),
     /// Predict with a trained model: one result per record
-    #[command(
-        after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
-    )]
-    Predict(Box<SubmitArgs<{ CLUSTER | COMMON | PREDICT }>>),
+    #[command(after_help = trained::PREDICT_EXAMPLES)]
+    Predict(Box<trained::UseArgs<{ CLUSTER | COMMON | PREDICT }>>),
+    /// Write a trained model to files that other programs read
+    #[command(after_help = trained::EXPORT_EXAMPLES)]
+    Export(trained::ExportArgs),
     /// Run your own training script (like torchrun)
     #[command(after_help = RUN_EXAMPLES)]
     Run(Box<ScriptArgs>),

@@ -56,7 +56,7 @@ const GROUPS: [Group; 6] = [
     Group {
         heading: "Train and use models",
         is_common: true,
-        commands: &["train", "run", "evaluate", "predict", "init", "demo", "doctor"],
+        commands: &["train", "run", "evaluate", "predict", "export", "init", "demo", "doctor"],
     },
     Group {
         heading: "Watch and control jobs",

@@ -33,6 +33,7 @@ mod detach;
 mod doctor;
 mod exit;
 mod explain;
+mod export;
 mod flags;
 mod fork_server;
 mod goodput;
@@ -65,6 +66,7 @@ mod submit;
 mod supervisor;
 mod telemetry;
 mod top;
+mod trained;
 mod ui;
 mod usage;
 mod wait;
@@ -133,8 +135,15 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
 fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
         Command::Train(args) => submit(JobType::Train, args.run, args.job.0, out),
-        Command::Evaluate(args) => submit(JobType::Evaluate, args.run, args.job.0, out),
-        Command::Predict(args) => submit(JobType::Predict, args.run, args.job.0, out),
+        Command::Evaluate(args) => {
+            let flags = args.fields()?;
+            submit(JobType::Evaluate, args.run, flags, out)
+        }
+        Command::Predict(args) => {
+            let flags = args.fields()?;
+            submit(JobType::Predict, args.run, flags, out)
+        }
+        Command::Export(args) => export::run(&args, out),
         Command::Run(args) => run_script::run(&args, out),
         Command::Master(args) => master(*args, out),
         Command::Ps(args) => manual::ps(&args),

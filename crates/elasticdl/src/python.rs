@@ -175,7 +175,7 @@ pub(crate) fn become_interpreter(spec: &JobSpec, file: Option<&str>) -> anyhow::
 /// Also exports the trained model in its framework's format. The job has succeeded even if this
 /// fails.
 pub(crate) fn export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) {
-    match try_export(job, spec, forks) {
+    match export_to(&job.paths().output(spec), spec, forks) {
         Ok(names) => tracing::info!("also exported the model as {names}"),
         Err(error) => console::error(format_args!(
             "warning: the trained model is in {}, but could not be exported in its framework's \
@@ -185,14 +185,19 @@ pub(crate) fn export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) {
     }
 }
 
-fn try_export(job: &Job, spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::Result<String> {
+/// Adds files in the framework's format to a folder with an exported model; returns their names.
+pub(crate) fn export_to(
+    folder: &Path,
+    spec: &JobSpec,
+    forks: Option<&ForkServer>,
+) -> anyhow::Result<String> {
     let description = tempfile::NamedTempFile::new()?;
     std::fs::write(description.path(), serde_json::to_string(spec)?)?;
     let mut command = Command::new(&command()[0]);
     command
         .args(["-m", "elasticdl._export"])
         .arg(description.path())
-        .arg(job.paths().output(spec))
+        .arg(folder)
         .envs(environment(spec));
     let ran = fork_server::run(forks, command, &[], LIMIT)?;
     let ran = ran.context("it took longer than an hour")?;

@@ -19,7 +19,7 @@ use crate::jobs::{Hold, Home, Job};
 use crate::ui::{self, Ui};
 use crate::{
     cluster, config, custom_loop, detach, flags, host, models, paths, python, resume, shipped,
-    supervisor, top,
+    supervisor, top, trained,
 };
 
 pub(crate) mod checks;
@@ -133,7 +133,7 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     let original = config::job(kind, given.clone())?;
     let mut spec = original.clone();
     paths::make_absolute(&mut spec)?;
-    checks::pin_checkpoint(&mut spec, &given)?;
+    checks::pin_checkpoint(&Home::from_env()?, &mut spec, &given)?;
     if spec.is_custom_loop() {
         check_before_script(&spec)?;
         let forks = fork_server(&spec);
@@ -168,13 +168,23 @@ fn check_before_script(spec: &JobSpec) -> anyhow::Result<()> {
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
 pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
-    let New { spec, custom_loop, model, forks } = new;
+    let New { mut spec, custom_loop, model, forks } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
     home.check_free(&spec.job_name, &place)?;
     let model = model.as_ref().or(custom_loop.as_ref().map(|description| &description.model));
     let facts = checks::check(&spec, model, None)?;
+    let imported = trained::imported(&spec, &std::path::absolute(&place)?);
+    if let Some((_, folder)) = &imported {
+        spec.checkpoint_dir_for_init = folder.to_string_lossy().into_owned();
+    }
     let job = home.create(&spec, dir)?;
+    if let Some((weights, folder)) = imported {
+        trained::import(&weights, &folder, &spec).or_else(|error| {
+            home.remove(&job)?;
+            Err(error)
+        })?;
+    }
     facts.save_indexes(&job.paths().indexes());
     custom_loop.map_or(Ok(()), |description| description.save(job.dir()))?;
     let hold = hold(&job)?;

@@ -176,8 +176,8 @@ job_description! {
             "Class that processes predictions [default: PredictionOutputsProcessor]" / ""
             { flag: common("Python", "NAME"), is_symbol: true }
         checkpoint_dir_for_init: String,
-            "Checkpoint to start from: a `version-N` folder, or a folder that contains several, to \
-             start from the newest"
+            "Trained model to start from: a job, its output folder, a model.safetensors, a \
+             checkpoint, or a folder that contains several, to start from the newest"
             { flag: common("Model", "DIR"), fixed: VALUE, is_path: true }
     }
 

@@ -6,11 +6,13 @@ use std::collections::BTreeSet;
 
 use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
+use edl_core::layout::Layout;
 use edl_core::optimizer::OptimizerKind;
 use edl_core::spec::Mode;
 use proptest::prelude::*;
 
 use super::*;
+use crate::import::ExportedModel;
 use crate::tests::fixture::{Job, batch};
 use crate::{export, fuzz};
 
@@ -394,6 +396,51 @@ fn an_exported_model_holds_every_parameter_under_its_name() {
     assert_eq!((card.job.as_str(), card.version), ("test", 5));
     assert_eq!(card.metrics.keys().collect::<Vec<_>>(), ["accuracy", "loss"]);
     assert_eq!(card.model, *job.model);
+}
+
+#[test]
+fn an_exported_model_read_back_is_the_same_model() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let output = dir.path().join("output");
+    let checkpoint = write(&job, dir.path(), 1, 5);
+    let exported = export::export(&checkpoint, &output, &BTreeMap::new(), &|_| {}).unwrap();
+    let model = ExportedModel::open(&exported.weights).unwrap();
+    // Into another number of partitions, so that each row must find its own.
+    let folder = dir.path().join("imported");
+    let imported = model.write_checkpoint(&folder, 7).unwrap();
+    assert_eq!(Checkpoint::open(&folder).unwrap(), imported);
+    assert_eq!((imported.manifest.version, imported.manifest.n_partitions), (5, 7));
+    let again = dir.path().join("again");
+    let again = export::export(&folder, &again, &BTreeMap::new(), &|_| {}).unwrap();
+    for (one, other) in [(&exported.weights, &again.weights), (&exported.card, &again.card)] {
+        assert_eq!(fs::read(one).unwrap(), fs::read(other).unwrap());
+    }
+    // A job with another optimizer than the import's takes it.
+    let ours = Layout::shared(job.layout().dense_len, 7);
+    let origin = Origin::checkpoint(&folder, &ours, false).unwrap();
+    for id in 0..7 {
+        let config = PartitionConfig { id: PartitionId(id), layout: ours, ..job.config(0) };
+        origin.make(config).unwrap().check_invariants();
+    }
+}
+
+#[test]
+fn files_that_are_no_exported_model_are_refused_by_name() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let checkpoint = write(&job, dir.path(), 1, 5);
+    let files = export::export(&checkpoint, dir.path(), &BTreeMap::new(), &|_| {}).unwrap();
+    let refused = || chain(&ExportedModel::open(&files.weights).unwrap_err());
+    let (weights, card) =
+        (fs::read(&files.weights).unwrap(), fs::read_to_string(&files.card).unwrap());
+    fs::write(&files.card, card.replace("\"w\"", "\"other\"")).unwrap();
+    assert!(refused().contains("has no tensor `other` of type F32 and shape [9]"), "{}", refused());
+    fs::write(&files.card, "{}").unwrap();
+    assert!(refused().contains("model.json` does not describe a model"), "{}", refused());
+    fs::write(&files.card, &card).unwrap();
+    fs::write(&files.weights, &weights[..weights.len() - 1]).unwrap();
+    assert!(refused().contains("cannot use `"), "{}", refused());
+    fs::remove_file(&files.card).unwrap();
+    assert!(refused().contains("cannot read `"), "{}", refused());
 }
 
 #[test]

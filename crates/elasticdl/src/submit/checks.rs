@@ -11,12 +11,12 @@ use edl_core::error::chain;
 use edl_core::model::{ModelSpec, unlabelled};
 use edl_core::spec::{FIELDS, Field, JobSpec, JobType};
 use edl_data::{Dataset, OpenOptions, Progress};
-use edl_tensor::checkpoint::{self, Checkpoint};
 
 use crate::console::eprint;
 use crate::exit::refuse;
-use crate::flags::Given;
-use crate::jobs::Job;
+use crate::flags::{self, Given};
+use crate::jobs::Home;
+use crate::trained::{self, Trained};
 use crate::{models, shipped};
 
 /// Workers are processes of one machine.
@@ -178,82 +178,42 @@ fn open(
     })
 }
 
-/// Replaces `--checkpoint_dir_for_init` by the checkpoint that it selects, and copies fields that the
-/// user did not set from the job that wrote it.
-pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Given) -> anyhow::Result<()> {
+/// Replaces `--checkpoint_dir_for_init` by the trained model that it selects, and copies fields that
+/// the user did not set from the job that trained it.
+pub(crate) fn pin_checkpoint(home: &Home, spec: &mut JobSpec, given: &Given) -> anyhow::Result<()> {
     if spec.checkpoint_dir_for_init.is_empty() {
         if spec.job_type == JobType::Train {
             return Ok(());
         }
-        return Err(refuse(
-            "--checkpoint_dir_for_init is missing; specify a checkpoint, or a job's `checkpoints` \
-             folder",
-        ));
+        let kind = spec.job_type.name();
+        return Err(refuse(format!(
+            "no trained model is named; run `elasticdl {kind} MODEL` with a job, an output folder, a \
+             model.safetensors or a checkpoint"
+        )));
     }
-    let checkpoint = find_checkpoint(Path::new(&spec.checkpoint_dir_for_init))?;
-    let writer = checkpoint.path.ancestors().skip(1).take(2).find_map(Job::open);
-    let is_given = |field: &str| given.contains_key(field);
-    match writer.and_then(|job| job.spec().ok()) {
-        Some(before) if !is_given("model_def") || spec.model_def == before.model_def => {
-            spec.model_def = before.model_def;
-            if !is_given("model_params") {
-                spec.model_params = before.model_params;
-            }
-            if !is_given("codec_type") {
-                spec.codec_type = before.codec_type;
-            }
-            if !is_given("data_reader_params") {
-                spec.data_reader_params = before.data_reader_params;
-            }
-            if spec.job_type == JobType::Evaluate && !is_given("validation_data") {
-                spec.validation_data = before.validation_data;
-            }
-        }
-        None if !is_given("model_def") => spec.model_def = checkpoint.manifest.model.name.clone(),
-        Some(_) | None => {}
-    }
-    spec.checkpoint_dir_for_init = checkpoint.path.to_string_lossy().into_owned();
-    Ok(())
-}
-
-/// The checkpoint in a folder, the newest of a folder of checkpoints, or the newest of a job.
-pub(crate) fn find_checkpoint(dir: &Path) -> anyhow::Result<Checkpoint> {
-    let shown = dir.display();
-    let refused = |error: checkpoint::Error| {
-        refuse(format!("--checkpoint_dir_for_init: {}; choose another checkpoint", chain(&error)))
-    };
-    if dir.join("manifest.json").is_file() {
-        return Checkpoint::open(dir).map_err(refused);
-    }
-    let found = match Job::open(dir) {
-        Some(job) => job.newest_checkpoint(&job.spec()?).map_err(refused)?,
-        None => checkpoint::newest(dir).map_err(refused)?,
-    };
-    found.ok_or_else(|| {
-        refuse(format!(
-            "--checkpoint_dir_for_init: no complete checkpoint in `{shown}`; choose another folder"
-        ))
-    })
+    let named = flags::text(given, trained::FIELD).unwrap_or_default();
+    let is_path = Path::new(&spec.checkpoint_dir_for_init).exists();
+    // The path is absolute by now, which a job's name must not be.
+    let named = if is_path { spec.checkpoint_dir_for_init.clone() } else { named.to_owned() };
+    Trained::find(&named, home)?.settle(spec, given)
 }
 
 fn check_checkpoint(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     if spec.checkpoint_dir_for_init.is_empty() {
         return Ok(());
     }
-    let checkpoint = find_checkpoint(Path::new(&spec.checkpoint_dir_for_init))?;
-    let theirs = &checkpoint.manifest.model;
-    let shown = checkpoint.path.display();
+    let found = Trained::find(&spec.checkpoint_dir_for_init, &Home::from_env()?)?;
+    let (theirs, shown) = (found.model(), found.path().display());
     if theirs.name != model.name {
         return Err(refuse(format!(
-            "the checkpoint `{shown}` is of model `{}`, not `{}`; use --model_def={} or another \
-             checkpoint",
+            "`{shown}` is of model `{}`, not `{}`; use --model_def={} or another trained model",
             theirs.name, model.name, theirs.name
         )));
     }
     if theirs.params != model.params || theirs.tables != model.tables {
         return Err(refuse(format!(
-            "the checkpoint `{shown}` is of a `{}` with different parameters; use the \
-             --model_params it was trained with, or another checkpoint",
+            "`{shown}` is of a `{}` with different parameters; use the --model_params it was \
+             trained with, or another trained model",
             theirs.name
         )));
     }
@@ -350,13 +310,14 @@ mod tests {
     }
 
     #[test]
-    fn evaluation_without_a_checkpoint_is_refused() {
-        let mut spec = JobSpec { job_type: JobType::Evaluate, ..JobSpec::default() };
-        let text = refusal(pin_checkpoint(&mut spec, &Given::new()));
-        assert!(text.starts_with("--checkpoint_dir_for_init is missing"), "{text}");
+    fn evaluation_without_a_trained_model_is_refused() {
         let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let mut spec = JobSpec { job_type: JobType::Evaluate, ..JobSpec::default() };
+        let text = refusal(pin_checkpoint(&home, &mut spec, &Given::new()));
+        assert!(text.contains("`elasticdl evaluate MODEL`"), "{text}");
         spec.checkpoint_dir_for_init = dir.path().to_string_lossy().into_owned();
-        let text = refusal(pin_checkpoint(&mut spec, &Given::new()));
+        let text = refusal(pin_checkpoint(&home, &mut spec, &Given::new()));
         assert!(text.contains("no complete checkpoint"), "{text}");
     }
 

@@ -40,8 +40,7 @@ fn evaluate_reproduces_the_last_evaluation_of_training() {
     train_mlp(&home);
     let trained = home.status("mlp");
     assert_eq!(trained["evaluations"].as_array().map(Vec::len), Some(2), "one after each epoch");
-    let from = format!("--checkpoint_dir_for_init={}", home.job_dir("mlp").display());
-    let quiet = home.run(&["evaluate", &from, "--job_name=again", "--num_workers=3", "--quiet"]);
+    let quiet = home.run(&["evaluate", "mlp", "--job_name=again", "--num_workers=3", "--quiet"]);
     assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(0), ""));
     let summary = String::from_utf8_lossy(&quiet.stdout);
     let measured = home.status("again");
@@ -60,6 +59,25 @@ fn evaluate_reproduces_the_last_evaluation_of_training() {
         status["evaluations"].as_array().unwrap().last().unwrap()["version"].clone()
     };
     assert_eq!(version(&measured), version(&trained), "the version of the checkpoint");
+
+    // The exported model, in a folder that no job knows, is the same model.
+    let folder = home.path().join("elsewhere");
+    let model = folder.join("model.safetensors").display().to_string();
+    let exported = home.stdout(&["export", "mlp", "--output", &folder.display().to_string()]);
+    assert_eq!(exported, format!("{model}\n"));
+    let result = home.job_dir("mlp").join("output/model.safetensors");
+    assert!(std::fs::read(result).unwrap() == std::fs::read(&model).unwrap(), "the final model");
+    let data = shipped_as("validation_data", "test");
+    home.stdout(&["evaluate", &model, &data, "--job_name=from-file", "--num_workers=1"]);
+    let measured = home.status("from-file");
+    assert_eq!(version(&measured), version(&trained));
+    for ((name, expected), (_, found)) in expected.iter().zip(last_metrics(&measured)) {
+        assert!((expected - found).abs() < 1e-6, "{name}: {expected} in training, {found} now");
+    }
+    let again = home.run(&["export", "mlp", "--output", &folder.display().to_string()]);
+    assert_eq!(again.status.code(), Some(2), "a model is not overwritten");
+    let wrong = home.run(&["evaluate", &format!("{}/test", crate::harness::shipped(""))]);
+    assert!(stderr(&wrong).contains("no trained model in"), "{}", stderr(&wrong));
 }
 
 #[test]

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A trained model that the user names: a job, its output folder, a `model.safetensors`, or a
+//! checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use edl_core::error::chain;
+use edl_core::model::ModelSpec;
+use edl_core::spec::{FIELDS, JobSpec, JobType};
+use edl_tensor::checkpoint::{self, Checkpoint};
+use edl_tensor::import::{CARD, ExportedModel, WEIGHTS};
+
+use crate::config;
+use crate::exit::refuse;
+use crate::flags::Given;
+use crate::jobs::{Home, Job};
+
+/// The field that names it.
+pub(crate) const FIELD: &str = "checkpoint_dir_for_init";
+/// Where a job keeps the checkpoint that is made from an exported model.
+const IMPORTED: &str = "imported";
+
+const KINDS: &str = "a job, an output folder, a model.safetensors or a checkpoint";
+
+/// A trained model on this machine.
+#[derive(Debug)]
+pub(crate) struct Trained {
+    pub(crate) source: Source,
+    /// The job that trained it, if it is still on this machine.
+    pub(crate) writer: Option<JobSpec>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Source {
+    Checkpoint(Checkpoint),
+    Exported(ExportedModel),
+}
+
+impl Trained {
+    /// Finds the model at a path or, if there is none, of the job with this name.
+    pub(crate) fn find(text: &str, home: &Home) -> anyhow::Result<Self> {
+        let path = Path::new(text);
+        let at_path = if path.exists() { Self::at(path, home)? } else { None };
+        if let Some(found) = at_path {
+            return Ok(found);
+        }
+        let job = if is_name(text) { home.find(Some(text)).ok() } else { None };
+        match job {
+            Some(job) => Self::of_job(&job),
+            None if path.is_dir() => Err(refuse(format!(
+                "no trained model in `{text}`: it has no complete checkpoint and no {WEIGHTS}; \
+                 name {KINDS}"
+            ))),
+            None if path.exists() => {
+                Err(refuse(format!("`{text}` is not a trained model; name {KINDS}")))
+            }
+            None => Err(refuse(format!(
+                "trained model `{text}` not found; name {KINDS}, and list jobs with `elasticdl list`"
+            ))),
+        }
+    }
+
+    /// The model in a file or a folder.
+    fn at(path: &Path, home: &Home) -> anyhow::Result<Option<Self>> {
+        let is_file_of_export =
+            path.file_name().is_some_and(|name| name == WEIGHTS || name == CARD);
+        if is_file_of_export && path.is_file() {
+            return Self::exported(&path.with_file_name(WEIGHTS), home).map(Some);
+        }
+        if let Some(job) = Job::open(path) {
+            return Self::of_job(&job).map(Some);
+        }
+        if path.join(WEIGHTS).is_file() {
+            return Self::exported(&path.join(WEIGHTS), home).map(Some);
+        }
+        if !path.is_dir() {
+            return Ok(None);
+        }
+        let found = if path.join("manifest.json").is_file() {
+            Checkpoint::open(path).map(Some)
+        } else {
+            checkpoint::newest(path)
+        };
+        Ok(found.map_err(|error| unusable(&error))?.map(Self::of_checkpoint))
+    }
+
+    /// The newest checkpoint of a job; if it has none, its result.
+    fn of_job(job: &Job) -> anyhow::Result<Self> {
+        let spec = job.spec()?;
+        let newest = job.newest_checkpoint(&spec).map_err(|error| unusable(&error))?;
+        let source = match newest {
+            Some(checkpoint) => Source::Checkpoint(checkpoint),
+            None => {
+                let weights = job.paths().output(&spec).join(WEIGHTS);
+                if !weights.is_file() {
+                    return Err(refuse(format!(
+                        "job `{}` has no complete checkpoint and no result yet; name another",
+                        job.handle()
+                    )));
+                }
+                Source::Exported(open(&weights)?)
+            }
+        };
+        Ok(Self { source, writer: Some(spec) })
+    }
+
+    fn of_checkpoint(checkpoint: Checkpoint) -> Self {
+        let writer = around(&checkpoint.path);
+        Self { source: Source::Checkpoint(checkpoint), writer }
+    }
+
+    fn exported(weights: &Path, home: &Home) -> anyhow::Result<Self> {
+        let model = open(weights)?;
+        let writer = around(weights).or_else(|| {
+            // A job with `--output` elsewhere.
+            let job = home.find(Some(&model.card.job)).ok()?;
+            let spec = job.spec().ok()?;
+            let folder = std::fs::canonicalize(weights.parent()?).ok()?;
+            let output = std::fs::canonicalize(job.paths().output(&spec)).ok()?;
+            (folder == output).then_some(spec)
+        });
+        Ok(Self { source: Source::Exported(model), writer })
+    }
+
+    pub(crate) fn model(&self) -> &ModelSpec {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => &checkpoint.manifest.model,
+            Source::Exported(model) => &model.card.model,
+        }
+    }
+
+    /// Its checkpoint's folder, or its `model.safetensors`.
+    pub(crate) fn path(&self) -> &Path {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => &checkpoint.path,
+            Source::Exported(model) => &model.weights,
+        }
+    }
+
+    /// Makes a job use this model: with the fields of the job that trained it, unless the user has
+    /// set them.
+    pub(crate) fn settle(&self, spec: &mut JobSpec, given: &Given) -> anyhow::Result<()> {
+        let is_given = |field: &str| given.contains_key(field);
+        let uses = spec.job_type != JobType::Train;
+        match &self.writer {
+            Some(before) if uses && before.is_custom_loop() => {
+                return Err(refuse(format!(
+                    "job `{}` ran a training script, which alone knows the model: load its \
+                     `model.pt` or `model.safetensors` there; see docs/own-loop.md",
+                    before.job_name
+                )));
+            }
+            Some(before) if !is_given("model_def") || spec.model_def == before.model_def => {
+                spec.model_def.clone_from(&before.model_def);
+                copy_fields(spec, before, given)?;
+            }
+            None if !is_given("model_def") => spec.model_def.clone_from(&self.model().name),
+            Some(_) | None => {}
+        }
+        spec.checkpoint_dir_for_init =
+            std::path::absolute(self.path())?.to_string_lossy().into_owned();
+        Ok(())
+    }
+}
+
+/// Copies what belongs to the model from the job that trained it, unless the user has set it.
+fn copy_fields(spec: &mut JobSpec, before: &JobSpec, given: &Given) -> anyhow::Result<()> {
+    let mut names = vec!["model_zoo", "model_params", "codec_type", "data_reader_params"];
+    names.extend(FIELDS.iter().filter(|field| field.is_symbol).map(|field| field.name));
+    if spec.job_type == JobType::Evaluate {
+        names.push("validation_data");
+    }
+    let before = serde_json::json!(before);
+    let copied = names.into_iter().filter(|name| !given.contains_key(*name));
+    let copied = copied.map(|name| (name.to_owned(), before[name].clone())).collect();
+    *spec = config::apply(spec, copied)?;
+    Ok(())
+}
+
+/// Where a job in `dir` keeps the checkpoint that it starts from, if it must be made first.
+pub(crate) fn imported(spec: &JobSpec, dir: &Path) -> Option<(PathBuf, PathBuf)> {
+    let weights = PathBuf::from(&spec.checkpoint_dir_for_init);
+    let is_exported = weights.file_name().is_some_and(|name| name == WEIGHTS);
+    is_exported.then(|| (weights, dir.join(IMPORTED)))
+}
+
+/// Makes the checkpoint that a job starts from.
+pub(crate) fn import(weights: &Path, folder: &Path, spec: &JobSpec) -> anyhow::Result<()> {
+    open(weights)?.write_checkpoint(folder, spec.partitions)?;
+    Ok(())
+}
+
+/// The job whose folder contains this path, as `checkpoints/NAME` or `output/NAME`.
+fn around(path: &Path) -> Option<JobSpec> {
+    let job = path.ancestors().skip(1).take(2).find_map(Job::open);
+    job.and_then(|job| job.spec().ok())
+}
+
+fn open(weights: &Path) -> anyhow::Result<ExportedModel> {
+    ExportedModel::open(weights).map_err(|error| refuse(format!("{}; name {KINDS}", chain(&error))))
+}
+
+fn unusable(error: &checkpoint::Error) -> anyhow::Error {
+    refuse(format!("{}; choose another checkpoint", chain(error)))
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && !text.contains('/') && !text.starts_with('.')
+}
