@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use edl_core::spec::{FieldType as _, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
-use crate::host;
+use crate::{console, host};
 
 pub(crate) mod data;
 pub(crate) mod jobs;
@@ -172,6 +172,14 @@ pub(crate) struct SubmitArgs<const GROUPS: u8> {
     pub(crate) run: RunFlags,
 }
 
+/// Whose output the terminal shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogToTerminal {
+    Leader,
+    All,
+    None,
+}
+
 /// How a job is run, as opposed to what it is.
 #[derive(Args, Clone, Debug, Default)]
 #[command(rename_all = "snake_case")]
@@ -220,6 +228,11 @@ pub(crate) struct RunFlags {
     /// view
     #[arg(long, help_heading = "Job", conflicts_with = "detach")]
     pub(crate) tui: bool,
+    /// Whose output to show on the terminal: what your own Python code prints in the leader, in all
+    /// workers (with their names), or in none; logs have all of it
+    /// [default: leader; with --quiet, none]
+    #[arg(long, help_heading = "Job", value_name = "WHOSE", conflicts_with_all = ["detach", "tui"])]
+    pub(crate) log_to_terminal: Option<LogToTerminal>,
     /// Deprecated: use --num_minibatches_per_task
     #[arg(long, hide = true, value_name = "N")]
     pub(crate) records_per_task: Option<u32>,
@@ -324,6 +337,10 @@ pub(crate) struct ScriptArgs {
     /// Run the job in the background
     #[arg(long)]
     pub(crate) detach: bool,
+    /// Whose output to show on the terminal: what the script prints in the leader, in all workers
+    /// (with their names), or in none; logs have all of it [default: leader; with --quiet, none]
+    #[arg(long, value_name = "WHOSE", conflicts_with = "detach")]
+    pub(crate) log_to_terminal: Option<LogToTerminal>,
     /// Run SCRIPT as a Python module, like `python -m`
     #[arg(short, long)]
     pub(crate) module: bool,
@@ -563,6 +580,12 @@ pub(crate) struct SimulateArgs {
 }
 
 impl RunFlags {
+    /// Whose output the terminal shows.
+    pub(crate) fn shown_output(&self) -> LogToTerminal {
+        let quiet = if console::is_quiet() { LogToTerminal::None } else { LogToTerminal::Leader };
+        self.log_to_terminal.unwrap_or(quiet)
+    }
+
     /// A flag that only a job on a cluster can follow.
     pub(crate) fn cluster_only(&self) -> Option<&'static str> {
         let yaml = self.yaml.as_ref().map(|_| "yaml");

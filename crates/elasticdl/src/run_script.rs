@@ -28,8 +28,12 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
         eprint("ignoring --rdzv_…: the workers rendezvous at the job's master");
     }
-    let mut run =
-        RunFlags { job_dir: args.job_dir.clone(), detach: args.detach, ..RunFlags::default() };
+    let mut run = RunFlags {
+        job_dir: args.job_dir.clone(),
+        detach: args.detach,
+        log_to_terminal: args.log_to_terminal,
+        ..RunFlags::default()
+    };
     if let Some(job) = &args.resume {
         run.resume = Some(Some(job.clone()));
         let request = JobRequest::read(run, args.job.0.clone())?;

@@ -111,8 +111,9 @@ pub(crate) fn start(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow
         return top::watched(&job);
     }
     let mut ui = Ui::new(&ready.job).resuming(ready.resume);
-    if ready.job.spec()?.is_custom_loop() {
-        ui = ui.with_script();
+    let spec = ready.job.spec()?;
+    if spec.is_custom_loop() || models::is_python(&spec) {
+        ui = ui.with_script(run.shown_output());
     }
     supervise(ready, ui, out)
 }

@@ -3,26 +3,28 @@
 //!
 //! Everything goes to standard error, except the final summary, which the command prints.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::{Duration, Instant};
 
-use edl_core::job::{EventKind, JobState};
+use edl_core::job::JobState;
 use edl_core::platform::InstanceId;
 use edl_core::platform::{InstanceState, Role};
 use edl_core::spec::JobType;
 use edl_core::text::decimal;
 use edl_net::proto::{Evaluation, Instance, JobStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tracing::Level;
 
+use crate::cli::LogToTerminal;
 use crate::cluster::Target;
 use crate::console::{self, counted, eprint, grouped, span};
 use crate::jobs::Job;
-use crate::telemetry;
+use eta::Eta;
+use news::{Seen, Style};
 use script::ScriptOutput;
 
+mod eta;
+mod news;
 mod script;
 mod summary;
 
@@ -30,16 +32,6 @@ pub(crate) use summary::summary;
 
 /// Plain progress lines come this often.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
-
-/// Events that the bar or the summary shows anyway.
-const ROUTINE: [EventKind; 6] = [
-    EventKind::WorkerJoined,
-    EventKind::WorkerEnded,
-    EventKind::Stopping,
-    EventKind::Succeeded,
-    EventKind::Failed,
-    EventKind::Stopped,
-];
 
 /// How watching a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +51,9 @@ pub(crate) struct Ui {
     /// Whether it is not known yet where a resumed job continues; until then nothing else is shown.
     is_resuming: bool,
     last: Option<JobStatus>,
-    /// Shown for a custom training loop that this process supervises.
+    /// What the user's own code prints, for a job that this process supervises.
     script: Option<ScriptOutput>,
+    eta: Eta,
 }
 
 enum Form {
@@ -75,14 +68,6 @@ enum Form {
     Relay {
         offset: u64,
     },
-}
-
-/// What was already shown.
-#[derive(Default)]
-struct Seen {
-    /// Term and number of the last event; each master starts counting from zero.
-    event: Option<(u64, u64)>,
-    evaluations: BTreeSet<String>,
 }
 
 impl Ui {
@@ -103,6 +88,7 @@ impl Ui {
                 is_resuming: false,
                 last: None,
                 script: None,
+                eta: Eta::default(),
             },
         }
     }
@@ -122,16 +108,17 @@ impl Ui {
     fn with(job: &Job, form: Form) -> Self {
         let mut seen = Seen::default();
         if let Some(status) = job.status() {
-            seen.news(&status);
+            seen.news(&status, Style::Log);
         }
         let is_resuming = false;
         let job = Some(job.clone());
-        Self { job, form, seen, has_page: false, is_resuming, last: None, script: None }
+        let eta = Eta::default();
+        Self { job, form, seen, has_page: false, is_resuming, last: None, script: None, eta }
     }
 
-    /// The same, and shows what the script of a custom training loop prints.
-    pub(crate) fn with_script(mut self) -> Self {
-        self.script = self.job.as_ref().map(|job| ScriptOutput::new(job.paths().logs()));
+    /// The same, and shows what the user's own code prints in these workers.
+    pub(crate) fn with_script(mut self, shown: LogToTerminal) -> Self {
+        self.script = self.job.as_ref().map(|job| ScriptOutput::new(job.paths().logs(), shown));
         self
     }
 
@@ -177,7 +164,7 @@ impl Ui {
         self.show(status);
     }
 
-    /// Copies what the leader's script has printed to standard output.
+    /// Copies what the user's own code has printed to standard output.
     fn show_script(&mut self) {
         let Some(script) = &mut self.script else { return };
         let text = script.take(self.last.as_ref());
@@ -190,14 +177,16 @@ impl Ui {
     }
 
     fn print_news(&mut self, status: &JobStatus) {
-        for line in self.seen.news(status) {
+        let style = if matches!(self.form, Form::Bar(_)) { Style::Bar } else { Style::Log };
+        for line in self.seen.news(status, style) {
             self.print(&line);
         }
     }
 
     /// Shows what is new in this status.
-    pub(crate) fn show(&mut self, status: JobStatus) {
+    pub(crate) fn show(&mut self, mut status: JobStatus) {
         self.print_news(&status);
+        status.eta_secs = self.eta.smooth(status.elapsed_secs, status.eta_secs);
         match &mut self.form {
             _ if self.is_resuming => {}
             Form::Bar(bar) => draw(bar, &status),
@@ -241,30 +230,6 @@ impl Form {
         } else {
             Self::Plain { next: None, line: String::new() }
         }
-    }
-}
-
-impl Seen {
-    /// The lines for events and evaluations that were not shown yet.
-    fn news(&mut self, status: &JobStatus) -> Vec<String> {
-        let mut lines = Vec::new();
-        for event in &status.events {
-            let at = Some((status.term, event.number));
-            if at > self.event {
-                self.event = at;
-                if !ROUTINE.contains(&event.kind()) {
-                    lines.push(event.text.clone());
-                }
-            }
-        }
-        for evaluation in &status.evaluations {
-            let line = metrics_line(evaluation);
-            if self.evaluations.insert(line.clone()) {
-                let prefix = telemetry::prefix(Level::INFO, "ui.rs", line!(), "evaluation");
-                lines.push(format!("{prefix}{line}"));
-            }
-        }
-        lines
     }
 }
 
@@ -377,7 +342,6 @@ fn relay(job: &Job, offset: &mut u64) {
 #[cfg(test)]
 mod tests {
     use edl_core::job::JobState;
-    use edl_net::proto::Event;
 
     use super::*;
 
@@ -392,28 +356,6 @@ mod tests {
             metrics_line(&evaluation(50, 0.7712)),
             "Evaluation metrics[v=50]: {'accuracy': 0.7712, 'loss': 0.5000}"
         );
-    }
-
-    #[test]
-    fn events_are_shown_once_and_each_master_counts_from_zero() {
-        let event = |number, text: &str| Event { number, text: text.into(), ..Event::default() };
-        let routine = Event { kind: EventKind::WorkerJoined.into(), ..event(2, "routine") };
-        let mut seen = Seen::default();
-        let mut status = JobStatus {
-            term: 1,
-            events: vec![event(0, "a"), event(1, "b"), routine],
-            evaluations: vec![evaluation(5, 0.5)],
-            ..JobStatus::default()
-        };
-        let lines = seen.news(&status);
-        assert_eq!(lines.len(), 3);
-        assert!(lines[2].contains("Evaluation metrics[v=5]"), "{lines:?}");
-        assert!(seen.news(&status).is_empty());
-        status.events.push(event(3, "c"));
-        assert_eq!(seen.news(&status), ["c"]);
-        status.term = 2;
-        status.events = vec![event(0, "again")];
-        assert_eq!(seen.news(&status), ["again"]);
     }
 
     #[test]

@@ -111,6 +111,12 @@ fn described(kind: JobType, run: &RunFlags, mut given: Given) -> anyhow::Result<
 
 /// Puts the flags of a run that describe the job into its fields.
 pub(super) fn settle(run: &RunFlags, given: &mut Given) -> anyhow::Result<()> {
+    if run.log_to_terminal.is_some() {
+        return Err(refuse(
+            "--log_to_terminal supports only jobs on this machine; on a cluster, use `elasticdl \
+             logs --follow`",
+        ));
+    }
     if let Some(dir) = &run.job_dir {
         given.insert("job_dir".into(), dir.to_string_lossy().into_owned().into());
     }

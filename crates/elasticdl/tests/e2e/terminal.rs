@@ -120,6 +120,18 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
 }
 
 #[test]
+fn on_a_terminal_evaluations_and_checkpoints_are_lines_above_the_bar() {
+    let home = Home::new();
+    let (training, validation) =
+        (shipped_as("training_data", "test"), shipped_as("validation_data", "test"));
+    let args = format!("train --model_def=mnist_mlp {training} {validation} --num_epochs=2");
+    let Some(terminal) = Terminal::open(&home, &args) else { return };
+    let text = terminal.wait_until("the summary", |text| text.contains("elasticdl audit"));
+    assert_eq!(text.matches("✓ evaluation at step ").count(), 2, "{text}");
+    assert!(text.contains("✓ checkpoint ") && !text.contains("[INFO]"), "{text}");
+}
+
+#[test]
 fn the_demo_ends_with_an_audit_and_bit_identical_results() {
     let home = Home::new();
     let text = home.stdout(&["demo", "--plain", "--epochs=1", "--seed=3"]);
