@@ -514,7 +514,7 @@ impl How {
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
     /// Number of epochs to train
-    #[arg(long, visible_alias = "num_epochs", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, visible_alias = "num_epochs", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) epochs: u32,
     /// Random seed for training and for choosing processes to kill
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `demo`: trains a model while its processes are killed, then verifies that nothing was lost.
 //!
-//! The job runs twice: with three workers that are killed by a plan, and undisturbed with one worker.
-//! Both results must be bit-identical.
+//! The job runs twice: with three workers and a parameter server, of which a worker, the server and
+//! the master are killed; and undisturbed with one worker. Both results must be bit-identical.
 
+mod people;
 mod plan;
 
 use std::io::Write;
@@ -21,17 +22,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::DemoArgs;
 use crate::cluster::Target;
-use crate::console::eprint;
+use crate::console::{eprint, span};
 use crate::exit::Exit;
 use crate::jobs::{Home, Job};
 use crate::processes::cancel_on_signal;
-use crate::ui::Watched;
+use crate::ui::{Ui, Watched};
 use crate::{audit, detach, signals, stop, submit, top};
 
 use plan::KillPlan;
 
 const LANES: u32 = 4;
 const WORKERS: u32 = 3;
+/// Two runs of this take less than a minute on two cores.
+const N_PEOPLE: usize = 80_000;
+const MODEL: &str = "hidden=512";
 const POLL: Duration = Duration::from_millis(200);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The model is trained in far less time than this, even on a busy machine.
@@ -40,53 +44,116 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Runs the command; fails if the two runs differ or a record was not trained exactly once.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let home = Home::from_env()?;
+    let data = write_data(&home)?;
     eprint(format_args!(
-        "training a small convolutional network with {WORKERS} workers; the demo will kill some of \
-         them, and the master"
+        "training a recommendation model with {WORKERS} workers and a parameter server; the demo \
+         will kill a worker, the server and the master"
     ));
     let interrupt = interrupt()?;
-    let shaken = start(&home, args, "shaken", WORKERS)?;
+    let shaken = start(&home, args, "shaken", WORKERS, &data)?;
     let mut plan = KillPlan::new(args.seed);
-    let mut kill_due = |status: &JobStatus| {
-        let pid = plan.due(status)?;
-        Some(match kill(pid.pid) {
-            Ok(()) => format!("{} was killed (kill -9 {})", pid.name, pid.pid),
-            Err(error) => format!("cannot kill {}: {error}", pid.name),
-        })
+    let mut lines = Vec::new();
+    let begun = Instant::now();
+    let mut act = |status: &JobStatus| {
+        let line = act(&mut plan, status, begun.elapsed())?;
+        lines.push(line.clone());
+        Some(line)
     };
-    if top::can_show() && !args.plain {
-        if top::show(&shaken, &mut kill_due)? == Watched::UserLeft {
-            return clean_up(&home, &[&shaken]);
-        }
+    let watched = if top::can_show() && !args.plain {
+        let watched = top::show(&shaken, &mut act)?;
+        // The view is gone with all that it showed.
+        lines.iter().for_each(eprint);
+        watched
     } else {
-        let watched = watch(&shaken, &interrupt, &mut |status| {
-            if let Some(text) = kill_due(status) {
-                eprint(format_args!("step {}: {text}", status.step));
-            }
-        })?;
-        if watched == Watched::UserLeft {
-            return clean_up(&home, &[&shaken]);
-        }
+        watch(&shaken, &interrupt, &mut |status| act(status).iter().for_each(eprint))?
+    };
+    if watched == Watched::UserLeft {
+        return clean_up(&home, &[&shaken]);
     }
-    let n_kills = plan.n_done();
+    check_succeeded(&shaken)?;
+    // The job may have ended before its last recovery was seen.
+    let last = shaken.status().and_then(|status| plan.heal(&status, begun.elapsed()));
+    last.map(|healed| healed.to_string()).iter().for_each(eprint);
     eprint("now running the same job with one worker and no faults");
-    let calm = start(&home, args, "calm", 1)?;
-    if watch(&calm, &interrupt, &mut |_| {})? == Watched::UserLeft {
+    let calm = start(&home, args, "calm", 1, &data)?;
+    let mut ui = Ui::progress_of(&calm);
+    let watched = watch(&calm, &interrupt, &mut |_| ui.tick())?;
+    ui.finish();
+    if watched == Watched::UserLeft {
         return clean_up(&home, &[&shaken, &calm]);
     }
-    let (first, second) = (hash(&shaken)?, hash(&calm)?);
+    check_succeeded(&calm)?;
+    verdict(&plan, shaken, &calm, out)
+}
+
+/// Kills the process that is due, or tells that the job has healed.
+fn act(plan: &mut KillPlan, status: &JobStatus, now: Duration) -> Option<String> {
+    if let Some(healed) = plan.heal(status, now) {
+        return Some(healed.to_string());
+    }
+    let victim = plan.due(status, now)?;
+    Some(match kill(victim.pid) {
+        Ok(()) => {
+            format!("step {}: {} was killed (kill -9 {})", status.step, victim.name, victim.pid)
+        }
+        Err(error) => format!("cannot kill {}: {error}", victim.name),
+    })
+}
+
+/// Compares the two runs and prints what was found, and what to try next.
+fn verdict(plan: &KillPlan, shaken: Job, calm: &Job, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let (first, second) = (hash(&shaken)?, hash(calm)?);
+    let name = shaken.name().unwrap_or_default();
     let report = audit::of(&Target::Local(shaken))?;
     out.write_all(audit::table(&report).as_bytes())?;
-    writeln!(out, "{WORKERS} workers, {n_kills} processes killed: sha256 {first}")?;
-    writeln!(out, "1 worker, no process killed:      sha256 {second}")?;
+    let killed = if plan.n_kills() == 1 { "process" } else { "processes" };
+    let faults = format!("{WORKERS} workers, {} {killed} killed:", plan.n_kills());
+    writeln!(out, "{faults:<34}sha256 {first}")?;
+    writeln!(out, "{:<34}sha256 {second}", "1 worker, no process killed:")?;
     let is_same = first == second;
     let verdict = if is_same { "results are bit-identical" } else { "RESULTS DIFFER" };
     writeln!(out, "{verdict}")?;
+    let times = plan.healed().into_iter();
+    let times = times.map(|it| format!("{} {}", it.name, span(it.after.as_secs_f64())));
+    let times: Vec<String> = times.collect();
+    writeln!(out, "healing times: {}", times.join(", "))?;
+    writeln!(out, "\nTry next:")?;
+    let next = [
+        (format!("elasticdl report {name}"), "save the page of the disturbed job"),
+        ("elasticdl train --tui".into(), "train an image classifier, and watch it"),
+        ("elasticdl init --workers=4".into(), "write a file with all options of a job"),
+    ];
+    for (command, what) in next {
+        writeln!(out, "  {command:<36}{what}")?;
+    }
     Ok(if is_same && report.clean { Exit::Ok } else { Exit::Failed })
 }
 
+/// Writes the data of both jobs; its path.
+fn write_data(home: &Home) -> anyhow::Result<String> {
+    let folder = home.demo_dir();
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create `{}`", folder.display()))?;
+    let path = folder.join("people.csv");
+    let shown = path.display().to_string();
+    let text = people::csv(N_PEOPLE);
+    // A demo that runs at the same time reads the same file.
+    if std::fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+        let mut file = tempfile::NamedTempFile::new_in(&folder)?;
+        file.write_all(text.as_bytes()).with_context(|| format!("cannot write `{shown}`"))?;
+        file.persist(&path).with_context(|| format!("cannot write `{shown}`"))?;
+    }
+    Ok(shown)
+}
+
 /// Starts the job in the background.
-fn start(home: &Home, args: &DemoArgs, which: &str, workers: u32) -> anyhow::Result<Job> {
+fn start(
+    home: &Home,
+    args: &DemoArgs,
+    which: &str,
+    workers: u32,
+    data: &str,
+) -> anyhow::Result<Job> {
     let mut given = Map::new();
     let mut set = |name: &str, value: Value| given.insert(name.into(), value);
     let name = (1..)
@@ -94,19 +161,22 @@ fn start(home: &Home, args: &DemoArgs, which: &str, workers: u32) -> anyhow::Res
         .find(|name| home.find(Some(name)).is_err())
         .context("no free job name")?;
     set("job_name", name.into());
-    set("model_def", "mnist_cnn".into());
-    set("distribution_strategy", Strategy::Allreduce.name().into());
+    set("model_def", "deepfm".into());
+    set("model_params", MODEL.into());
+    set("training_data", data.into());
+    set("distribution_strategy", Strategy::Hybrid.name().into());
     set("num_workers", workers.into());
+    set("num_ps_pods", 1.into());
     set("lanes", LANES.into());
-    set("minibatch_size", 32.into());
+    set("minibatch_size", 64.into());
     set("num_epochs", args.epochs.into());
     set("seed", args.seed.into());
-    set("checkpoint_secs", 5.into());
+    set("checkpoint_secs", 2.into());
     set("allow_chaos", true.into());
     let new = submit::described(JobType::Train, given)?;
     let ready = submit::prepare(home, new, None)?;
     let job = ready.job.clone();
-    detach::run(ready, &mut std::io::sink())?;
+    detach::start(ready)?;
     Ok(job)
 }
 
@@ -168,12 +238,16 @@ fn watch(
         );
         std::thread::sleep(POLL);
     }
-    let state = job.state();
+    Ok(Watched::JobEnded)
+}
+
+fn check_succeeded(job: &Job) -> anyhow::Result<()> {
+    let (state, name) = (job.state(), job.name().unwrap_or_default());
     anyhow::ensure!(
         state == JobState::Succeeded,
         "job `{name}` ended ({state}); see `elasticdl logs {name}`"
     );
-    Ok(Watched::JobEnded)
+    Ok(())
 }
 
 fn kill(pid: u32) -> anyhow::Result<()> {

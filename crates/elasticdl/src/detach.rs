@@ -21,6 +21,14 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Starts the background process and waits until the job's master runs.
 pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let name = start(ready)?;
+    writeln!(out, "{name}")?;
+    eprint(format_args!("job running in the background; watch it with `elasticdl attach {name}`"));
+    Ok(Exit::Ok)
+}
+
+/// The same without a message; the job's name.
+pub(crate) fn start(ready: Ready) -> anyhow::Result<String> {
     let Ready { job, hold, resume, .. } = ready;
     let log_path = job.paths().supervisor_log();
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
@@ -52,9 +60,7 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
         }
         std::thread::sleep(POLL);
     }
-    writeln!(out, "{name}")?;
-    eprint(format_args!("job running in the background; watch it with `elasticdl attach {name}`"));
-    Ok(Exit::Ok)
+    Ok(name)
 }
 
 /// The background process itself.

@@ -80,6 +80,11 @@ impl Home {
         self.root.join("jobs")
     }
 
+    /// The data of the demo.
+    pub(crate) fn demo_dir(&self) -> PathBuf {
+        self.root.join("demo")
+    }
+
     /// Images that were built without another tool.
     pub(crate) fn images_dir(&self) -> PathBuf {
         self.root.join("images")

@@ -107,7 +107,7 @@ pub(crate) fn start(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow
     }
     if run.tui && top::can_show() {
         let job = ready.job.clone();
-        detach::run(ready, &mut std::io::sink())?;
+        detach::start(ready)?;
         return top::watched(&job);
     }
     let mut ui = Ui::new(&ready.job).resuming(ready.resume);

@@ -100,6 +100,11 @@ impl Ui {
         Self::with(job, Form::Relay { offset })
     }
 
+    /// Shows only the progress, without the address of the job's page.
+    pub(crate) fn progress_of(job: &Job) -> Self {
+        Self { has_page: true, ..Self::new(job) }
+    }
+
     /// Shows nothing, and only follows the status.
     pub(crate) fn silent(target: &Target) -> Self {
         Self { form: Form::Quiet, ..Self::of(target) }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::harness::{Home, PATIENCE, assert_exactly_once, print_note, shipped_as, signal};
+use crate::harness::{Home, PATIENCE, assert_exactly_once, print_note, shipped_as, signal, stderr};
 
 /// A separate terminal that ends with the test.
 struct Terminal {
@@ -134,13 +134,23 @@ fn on_a_terminal_evaluations_and_checkpoints_are_lines_above_the_bar() {
 #[test]
 fn the_demo_ends_with_an_audit_and_bit_identical_results() {
     let home = Home::new();
-    let text = home.stdout(&["demo", "--plain", "--epochs=1", "--seed=3"]);
+    let output = home.run(&["demo", "--plain", "--epochs=4", "--seed=3"]);
+    let (text, told) = (String::from_utf8_lossy(&output.stdout), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{text}{told}");
     assert!(
         text.contains("every record of every finished epoch was trained exactly once"),
         "{text}"
     );
-    assert!(text.contains("6 processes killed"), "{text}");
-    assert!(text.ends_with("results are bit-identical\n"), "{text}");
+    assert!(text.contains("3 processes killed") && text.contains("bit-identical"), "{text}");
+    for victim in ["worker-", "ps-", "the master"] {
+        let line = |start: &str, then: &str| {
+            told.lines().any(|l| l.contains(&format!("{start}{victim}")) && l.contains(then))
+        };
+        assert!(line(": ", "was killed (kill -9 "), "{told}");
+        assert!(line("after the loss of ", "healed "), "{told}");
+    }
+    let (_, next) = text.split_once("\nTry next:\n").expect("three commands");
+    assert_eq!(next.lines().filter(|line| line.starts_with("  elasticdl ")).count(), 3, "{text}");
 }
 
 #[test]
