@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+# A shell starts background commands with SIGINT ignored. The processes that tests interrupt would
+# inherit that, and never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def note(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -202,9 +202,6 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # As in a terminal: a process that was started in the background ignores Ctrl-C, and so
-            # would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def _run_in_terminal(self, line: str) -> tuple[int, str]:

@@ -62,8 +62,6 @@ class Fake:
             env=self.env,
             stdout=subprocess.PIPE,
             text=True,
-            # If we run in the background, the shell started us with SIGINT ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *args: str) -> tuple[int, str]:
