@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use edl_core::platform::ChaosKind;
 use edl_core::spec::{FieldType as _, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
@@ -504,10 +505,15 @@ pub(crate) enum How {
 }
 
 impl How {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> String {
-        let value = clap::ValueEnum::to_possible_value(&self).expect("no value is skipped");
-        value.get_name().to_owned()
+    /// What the master is asked for.
+    pub(crate) fn kind(self) -> ChaosKind {
+        match self {
+            Self::Kill => ChaosKind::Kill,
+            Self::Pause => ChaosKind::Pause,
+            Self::Resume => ChaosKind::Resume,
+            Self::Partition => ChaosKind::Partition,
+            Self::Slow => ChaosKind::Slow,
+        }
     }
 }
 
