@@ -817,7 +817,7 @@ class Job(Evaluating, Logging):
         atexit.register(self._fail, _LEFT)
 
     def _fail(self, why: str) -> bool:
-        """Fails the job; returns whether it could be told why."""
+        """Fails the job; returns whether the master received the reason."""
         if self._is_over:
             return False
         self._is_over = True

@@ -2,8 +2,8 @@
 """Reads batches ahead of a custom training loop, in the processes of a torch `DataLoader`.
 
 The job predicts which batches follow the current one. The prediction holds until the workers of the
-job change; what was read in vain is then dropped, and the batches that are trained are the same.
-Every batch is read with random numbers of its own, so it does not matter which process reads it.
+job change; batches that are no longer needed are then dropped, and the batches that are trained are
+the same. Every batch has its own random numbers, so it does not matter which process reads it.
 """
 
 from __future__ import annotations

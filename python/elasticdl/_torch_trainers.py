@@ -75,7 +75,7 @@ def check_loader(what: str, loader: Any) -> bool:
     elif loader.batch_size is None or not isinstance(
         loader.sampler, (RandomSampler, SequentialSampler)
     ):
-        wrong = "has a sampler of its own, but the job assigns the records; use `shuffle`"
+        wrong = "has a custom sampler, but the job assigns the records; use `shuffle`"
     elif getattr(loader.sampler, "replacement", False):
         wrong = "has a RandomSampler with replacement=True, but a job trains every record once"
     elif len(loader.sampler) != len(loader.dataset):

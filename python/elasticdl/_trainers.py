@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the adapters for trainers of other libraries share.
 
-A trainer has a loop of its own, with counters that a worker of a job cannot follow: a worker that
+A trainer has its own loop, with counters that a worker of a job cannot follow: a worker that
 joins starts in the middle of an epoch, and one that was behind continues with the state of another
 worker. An adapter therefore registers the trainer's counters as state of the job, and enters the
 trainer's loop again at the right place whenever state was loaded.

@@ -28,7 +28,7 @@ __all__ = ["elastic"]
 
 _keras_tensorflow.leave_unimported()
 
-# Callbacks that write files of their own or expect a single process, and what to use instead.
+# Callbacks that write their own files or expect a single process, and what to use instead.
 _REFUSED = {
     "BackupAndRestore": "the job saves checkpoints; continue it with `elasticdl run --resume JOB`",
     "CSVLogger": "use the History that `fit` returns",

@@ -364,7 +364,7 @@ class _Progress(Progress):
     def apply(self, state: dict[str, Any]) -> None:
         loop = self._trainer.fit_loop
         loop.load_state_dict(state["loops"])
-        # It goes on, and does not restart.
+        # It continues, and does not restart.
         for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
             one._loaded_from_state_dict = one._resuming_from_checkpoint = False
         loop.epoch_loop.restarting = loop._restarting = False

@@ -32,7 +32,7 @@ class Numbers(IterableDataset):
     [
         (Numbers(), {}, "an iterable dataset"),
         ([1, 2, 3], {"drop_last": True}, "drop_last=True"),
-        ([1, 2, 3], {"sampler": WeightedRandomSampler([1.0] * 3, 3)}, "a sampler of its own"),
+        ([1, 2, 3], {"sampler": WeightedRandomSampler([1.0] * 3, 3)}, "a custom sampler"),
         ([1, 2, 3], {"sampler": RandomSampler(range(3), replacement=True)}, "replacement=True"),
         ([1, 2, 3], {"sampler": RandomSampler(range(3), num_samples=2)}, "num_samples=2"),
         ([1, 2, 3], {"sampler": SequentialSampler(range(2))}, "the dataset has 3 records"),

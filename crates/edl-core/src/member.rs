@@ -527,7 +527,7 @@ impl Member {
     }
 
     /// Whether the servers can be used now; if not, begins what can be done about it.
-    fn has_servers(&mut self) -> bool {
+    fn can_use_servers(&mut self) -> bool {
         if !self.lacks_servers() {
             return true;
         }

@@ -40,6 +40,16 @@ impl From<PsId> for InstanceId {
 }
 
 named! {
+    /// The name of a chaos action, which requests carry.
+    ChaosKind {
+        #[default]
+        Kill = "kill",
+        Pause = "pause",
+        Resume = "resume",
+        Partition = "partition",
+        Slow = "slow",
+    }
+
     Role {
         #[default]
         Master = "master",
@@ -122,18 +132,17 @@ impl ChaosAction {
     pub const DEFAULT_FACTOR: u32 = 4;
     pub const FACTORS: std::ops::RangeInclusive<u32> = 2..=100;
 
-    /// By its name on the command line. `millis` is how long partition and slow last, and `factor`
-    /// how slow; zero is the default.
-    pub fn parse(name: &str, millis: u64, factor: u32) -> Result<Self, String> {
-        let is_over_by_itself = matches!(name, "partition" | "slow");
+    /// `millis` is how long partition and slow last, and `factor` how slow; zero is the default.
+    pub fn new(kind: ChaosKind, millis: u64, factor: u32) -> Result<Self, String> {
+        let is_over_by_itself = matches!(kind, ChaosKind::Partition | ChaosKind::Slow);
         if millis != 0 && !is_over_by_itself {
-            return Err(format!("{name} takes no duration; only partition and slow do"));
+            return Err(format!("{kind} takes no duration; only partition and slow do"));
         }
         if millis > Self::MAX_MILLIS {
             return Err("duration must be at most 1h".to_owned());
         }
-        if factor != 0 && name != "slow" {
-            return Err(format!("{name} takes no factor; only slow does"));
+        if factor != 0 && kind != ChaosKind::Slow {
+            return Err(format!("{kind} takes no factor; only slow does"));
         }
         if factor != 0 && !Self::FACTORS.contains(&factor) {
             let (least, most) = (Self::FACTORS.start(), Self::FACTORS.end());
@@ -141,16 +150,13 @@ impl ChaosAction {
         }
         let millis = if millis == 0 { Self::DEFAULT_MILLIS } else { millis };
         let factor = if factor == 0 { Self::DEFAULT_FACTOR } else { factor };
-        match name {
-            "kill" => Ok(Self::Kill),
-            "pause" | "stop" => Ok(Self::Pause),
-            "resume" | "wake" => Ok(Self::Resume),
-            "partition" => Ok(Self::Partition { millis }),
-            "slow" => Ok(Self::Slow { factor, millis }),
-            _ => {
-                Err(format!("unknown action `{name}`; use kill, pause, resume, partition or slow"))
-            }
-        }
+        Ok(match kind {
+            ChaosKind::Kill => Self::Kill,
+            ChaosKind::Pause => Self::Pause,
+            ChaosKind::Resume => Self::Resume,
+            ChaosKind::Partition => Self::Partition { millis },
+            ChaosKind::Slow => Self::Slow { factor, millis },
+        })
     }
 }
 
@@ -354,29 +360,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chaos_action_is_parsed_by_name_or_refused_with_a_reason() {
-        assert_eq!(ChaosAction::parse("kill", 0, 0), Ok(ChaosAction::Kill));
+    fn a_chaos_action_has_defaults_or_is_refused_with_a_reason() {
+        use ChaosKind::{Kill, Partition, Slow};
+        assert_eq!(ChaosAction::new(Kill, 0, 0), Ok(ChaosAction::Kill));
         assert_eq!(
-            ChaosAction::parse("partition", 0, 0),
+            ChaosAction::new(Partition, 0, 0),
             Ok(ChaosAction::Partition { millis: 15_000 })
         );
         assert_eq!(
-            ChaosAction::parse("slow", 1500, 0),
+            ChaosAction::new(Slow, 1500, 0),
             Ok(ChaosAction::Slow { factor: 4, millis: 1500 })
         );
         assert_eq!(
-            ChaosAction::parse("slow", 0, 9),
+            ChaosAction::new(Slow, 0, 9),
             Ok(ChaosAction::Slow { factor: 9, millis: 15_000 })
         );
         let refused = [
-            ("burn", 0, 0, "unknown action `burn`"),
-            ("kill", 1, 0, "takes no duration"),
-            ("partition", 0, 2, "takes no factor"),
-            ("partition", 3_600_001, 0, "at most 1h"),
-            ("slow", 0, 1, "from 2 to 100"),
+            (Kill, 1, 0, "kill takes no duration"),
+            (Partition, 0, 2, "partition takes no factor"),
+            (Partition, 3_600_001, 0, "at most 1h"),
+            (Slow, 0, 1, "from 2 to 100"),
         ];
-        for (word, millis, factor, why) in refused {
-            let error = ChaosAction::parse(word, millis, factor).unwrap_err();
+        for (kind, millis, factor, why) in refused {
+            let error = ChaosAction::new(kind, millis, factor).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
         let text = ChaosAction::Slow { factor: 3, millis: 1500 }.to_string();

@@ -141,8 +141,7 @@ impl JobSpec {
     }
 
     /// Whether the workers hold the dense parameters themselves and train in steps.
-    #[must_use]
-    pub fn is_allreduce(&self) -> bool {
+    fn is_allreduce(&self) -> bool {
         match self.distribution_strategy {
             Strategy::ParameterServer => false,
             Strategy::Allreduce | Strategy::Hybrid | Strategy::Local => {
@@ -176,8 +175,7 @@ impl JobSpec {
     }
 
     /// Whether workers that train in steps leave embedding tables to servers.
-    #[must_use]
-    pub fn is_hybrid(&self) -> bool {
+    fn is_hybrid(&self) -> bool {
         self.distribution_strategy == Strategy::Hybrid && self.job_type == JobType::Train
     }
 

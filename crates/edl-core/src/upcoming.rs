@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a worker will train next if its job goes on as it is, for models that read records ahead.
+//! What a worker will train next if nothing changes in its job, for models that read records ahead.
 //!
 //! It is a guess: a new world, another lease or a skipped step makes it wrong. Nothing but the time
 //! that reading takes may depend on it.

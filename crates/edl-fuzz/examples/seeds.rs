@@ -175,7 +175,7 @@ fn control_messages() {
     worker("checkpoint-done", worker_message::Kind::CheckpointDone(done));
     let stepped = proto::Stepped { world: 1, step: 2, hash: 3, loss };
     worker("stepped", worker_message::Kind::Stepped(stepped));
-    let chaos = proto::ChaosRequest { role: 1, id: 0, how: "kill".into(), ..Default::default() };
+    let chaos = proto::ChaosRequest { role: 1, id: 0, how: 1, ..Default::default() };
     write("worker_message", "chaos", chaos.encode_to_vec());
     commands(model_spec_json);
 }

@@ -409,6 +409,9 @@ impl Engine {
         }
         self.has_unrecorded |= matches!(event, Event::WorkerConnected { .. });
         let effects = self.job.handle(event, self.now());
+        if cfg!(debug_assertions) {
+            self.job.check_invariants();
+        }
         self.perform(effects, orders).await?;
         if self.has_unrecorded && self.now().since(self.recorded_at) >= RECORD_PAUSE {
             self.record_processes();

@@ -16,7 +16,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use edl_core::job::{Event, JobState, STOP_TIMEOUT};
-use edl_core::platform::Role;
+use edl_core::platform::{ChaosKind, Role};
 use edl_net::key::JobKey;
 use edl_net::proto;
 use edl_page::http::Hosts;
@@ -160,7 +160,7 @@ async fn stop(State(shared): App, _: ChangeRequest<Stop>) -> Response {
 struct ChaosBody {
     role: Role,
     id: u32,
-    how: String,
+    how: ChaosKind,
     #[serde(default)]
     millis: u64,
     #[serde(default)]
@@ -177,7 +177,8 @@ async fn chaos(State(shared): App, request: ChangeRequest<ChaosBody>) -> Respons
 impl ChaosBody {
     fn event(self) -> Result<Event, Status> {
         let Self { role, id, how, millis, factor } = self;
-        convert::chaos(&proto::ChaosRequest { role: role.into(), id, how, millis, factor })
+        let (role, how) = (role.into(), how.into());
+        convert::chaos(&proto::ChaosRequest { role, id, how, millis, factor })
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Recorder {
     term: Term,
     /// Numbers of spans of this master.
     next: u64,
-    is_allreduce: bool,
+    trains_in_steps: bool,
     job: OpenSpan,
     world: Option<(WorldId, OpenSpan)>,
     checkpoint: Option<OpenSpan>,
@@ -59,14 +59,14 @@ enum Healed {
 
 impl Recorder {
     /// `began` is when the job was first seen to run, if another master was there before.
-    pub(crate) fn new(run: RunId, term: Term, is_allreduce: bool, began: Nanos) -> Self {
+    pub(crate) fn new(run: RunId, term: Term, trains_in_steps: bool, began: Nanos) -> Self {
         // Its id is the same for every master of the run.
         let job = OpenSpan::new("job", span_id(run, 0, 0), Vec::new(), began);
         Self {
             run,
             term,
             next: 0,
-            is_allreduce,
+            trains_in_steps,
             job,
             world: None,
             checkpoint: None,
@@ -173,7 +173,7 @@ impl Recorder {
 
     fn lost(&mut self, kind: EventKind, text: &str, now: Nanos) {
         let healed = match kind == EventKind::PsLost {
-            _ if self.is_allreduce => Healed::World,
+            _ if self.trains_in_steps => Healed::World,
             true => Healed::Servers,
             false => Healed::Worker,
         };

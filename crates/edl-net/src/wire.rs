@@ -235,7 +235,7 @@ impl Stream {
 
     /// Ends the connection: every call that is blocked on it returns.
     pub fn shutdown(&self) {
-        // An error means that the peer was quicker.
+        // An error means that the peer has already closed it.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),

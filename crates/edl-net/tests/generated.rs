@@ -6,7 +6,7 @@ use std::path::Path;
 
 use edl_core::activity::WaitingFor;
 use edl_core::job::{EventKind, JobState};
-use edl_core::platform::InstanceState;
+use edl_core::platform::{ChaosKind, InstanceState};
 
 #[test]
 fn generated_code_matches_its_proto() {
@@ -51,4 +51,5 @@ fn proto_enums_have_the_values_of_edl_core_in_the_same_order() {
     check("EventKind", names(&EventKind::ALL));
     check("InstanceState", names(&InstanceState::ALL));
     check("WaitingFor", names(&WaitingFor::ALL));
+    check("ChaosKind", names(&ChaosKind::ALL));
 }

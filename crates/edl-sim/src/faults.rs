@@ -169,7 +169,7 @@ impl Site {
 
     fn scale(&mut self) {
         let spec = &self.scenario.spec;
-        let most = if spec.is_allreduce() { u64::from(spec.n_lanes()) } else { 4 };
+        let most = spec.step_lanes().map_or(4, u64::from);
         let least = spec.min_workers;
         let workers = 1 + u32::try_from(self.kernel.rng.below(most)).expect("a small number");
         self.ask_master("scaled by the user", Event::Scale { workers: workers.max(least) });
@@ -283,7 +283,7 @@ impl Site {
             durable.checkpoints.iter().filter(|c| !c.is_bad && is_good(&c.folder)).collect();
         let [.., _, newest] = good[..] else { return };
         let last = self.last_step();
-        let may_be_exported = match self.scenario.spec.is_allreduce() {
+        let may_be_exported = match self.scenario.spec.step_lanes().is_some() {
             true => newest.version >= last || self.scenario.spec.early_stop_patience > 0,
             false => newest.exact.is_some(),
         };

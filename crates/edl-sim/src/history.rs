@@ -65,9 +65,7 @@ impl History {
     /// A step that is `skipped` changes nothing.
     pub(crate) fn new(spec: &JobSpec, plan: &BatchPlan, skipped: Option<u64>) -> Self {
         let mut history = Self::default();
-        if !spec.is_allreduce() {
-            return history;
-        }
+        let Some(n_lanes) = spec.step_lanes() else { return history };
         let n_batches = u64::from(plan.n_batches());
         let n_steps = n_batches * u64::from(spec.num_epochs);
         let small = |n: u64| u32::try_from(n).expect("few steps");
@@ -78,7 +76,7 @@ impl History {
         for step in 0..n_steps {
             let batch = batch_of(step);
             let records = plan.records(batch);
-            let shares = lanes::share_out(records.len(), spec.n_lanes(), spec.minibatch_size);
+            let shares = lanes::share_out(records.len(), n_lanes, spec.minibatch_size);
             // Every record was trained once in every epoch before, unless its step was skipped.
             let untrained = untrained.as_ref().filter(|(skipped, _)| *skipped < step);
             let untrained = untrained.map_or(&[][..], |(_, records)| records);
@@ -89,7 +87,7 @@ impl History {
             };
             let lane = |share: std::ops::Range<usize>| {
                 let records = &records[share];
-                lane_key(records, if spec.is_hybrid() { rows(records) } else { 0 })
+                lane_key(records, if spec.n_servers() > 0 { rows(records) } else { 0 })
             };
             history.lanes.push(shares.into_iter().map(lane).collect());
             history.states.push(state);

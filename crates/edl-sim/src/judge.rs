@@ -191,7 +191,7 @@ impl Judge {
     ) {
         let spec = &scenario.spec;
         let found = evaluated.metrics["loss"];
-        if !spec.is_allreduce() {
+        if spec.step_lanes().is_none() {
             if spec.evaluation_secs > 0 && job.config().term > Term(1) {
                 // Where the clock sets the barrier, a new master cannot know what the one before
                 // it has assigned after the barrier to a worker that has not connected yet.
@@ -264,7 +264,7 @@ impl Site {
         assert_eq!(*end, End::Succeeded);
         let folder = self.judge.exported.as_ref().expect("a job that succeeds exports its model");
         let mut n_epochs = spec.num_epochs;
-        if spec.is_allreduce() {
+        if spec.step_lanes().is_some() {
             let snapshot = self.disk.read(folder, 0);
             let state = DenseState::of(&snapshot.expect("the exported checkpoint is complete"));
             let is_early = spec.early_stop_patience > 0;

@@ -102,7 +102,7 @@ impl Model {
 
     /// Whether workers hold a partition; servers hold the others.
     pub(crate) fn is_state(&self, partition: u32) -> bool {
-        self.spec.is_allreduce() && self.layout.with_segments().contains(&partition)
+        self.spec.step_lanes().is_some() && self.layout.with_segments().contains(&partition)
     }
 
     /// The gradient of a batch, for one server. A round applies the mean, weighted by records, so

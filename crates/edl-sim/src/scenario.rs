@@ -101,11 +101,16 @@ impl Scenario {
         self
     }
 
+    /// Whether servers hold all parameters or the tables.
+    pub(crate) fn uses_servers(&self) -> bool {
+        self.spec.n_servers() > 0
+    }
+
     /// How long one worker takes at most without faults: every step may be followed by an
     /// evaluation and its checkpoint.
     pub(crate) fn undisturbed_time(&self) -> Duration {
         let spec = &self.spec;
-        let n_lanes = if spec.is_allreduce() { u64::from(spec.n_lanes()) } else { 1 };
+        let n_lanes = spec.step_lanes().map_or(1, u64::from);
         let n_steps = u64::from(spec.plan(self.n_records).n_batches() * spec.num_epochs);
         let evaluation_ms = self.n_validation_records * self.eval_ms;
         let lanes_ms = n_lanes * (self.step_ms + self.apply_ms) + self.reduce_ms;
@@ -183,7 +188,8 @@ impl Scenario {
     }
 
     fn with_faults(seed: u64, draw: &mut Draw, mut spec: JobSpec, n_records: u64) -> Self {
-        let is_untrainable = spec.is_allreduce() && draw.small(0, 19) == 0;
+        let trains_in_steps = spec.step_lanes().is_some();
+        let is_untrainable = trains_in_steps && draw.small(0, 19) == 0;
         let n_batches = u64::from(spec.plan(n_records).n_batches() * spec.num_epochs);
         let (failures, crashes) = (draw.one_of(&[0, 0, 15]), draw.one_of(&[0, 0, 6]));
         let untrainable = is_untrainable.then(|| draw.0.below(n_batches));
@@ -196,10 +202,10 @@ impl Scenario {
         spec.on_nonfinite = draw_nonfinite.one_of(&OnNonfinite::ALL);
         spec.spares = Draw(Rng::new(rng::key(&[seed, 5]))).one_of(&[0, 0, 1, 2]);
         let mut draw_quit = Draw(Rng::new(rng::key(&[seed, 6])));
-        let quits = spec.is_allreduce() && draw_quit.small(0, 5) == 0;
+        let quits = trains_in_steps && draw_quit.small(0, 5) == 0;
         let quits_after = quits.then(|| draw_quit.0.below(n_batches));
         let mut draw_timing = Draw(Rng::new(rng::key(&[seed, 4])));
-        if spec.is_allreduce() {
+        if trains_in_steps {
             // Where it is long, a frozen worker comes back while the others train without it.
             spec.heartbeat_timeout_secs = draw_timing.one_of(&[2.0, 8.0]);
         }

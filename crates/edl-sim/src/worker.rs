@@ -270,7 +270,7 @@ impl Worker {
             Role::Unknown => {
                 let spec = &control.session.follow.job().expect("a master is followed").spec;
                 let now = control.clock.now(context.kernel);
-                self.role = match spec.is_allreduce() {
+                self.role = match spec.step_lanes().is_some() {
                     true => {
                         let member = Member::new(spec, welcome.n_records, control, now);
                         Role::Member(Box::new(member))

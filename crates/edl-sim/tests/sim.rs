@@ -246,12 +246,11 @@ fn no_worker_counts_as_frozen_because_it_computes_for_long() {
 fn a_job_of_one_record_is_trained_by_three_workers() {
     for strategy in [Strategy::ParameterServer, Strategy::Allreduce, Strategy::Hybrid] {
         let mut scenario = Scenario::new(3).undisturbed();
-        let has_servers = strategy != Strategy::Allreduce;
         scenario.spec = JobSpec {
             job_name: "simulation".into(),
             distribution_strategy: strategy,
             num_workers: 3,
-            num_ps_pods: u32::from(has_servers),
+            num_ps_pods: u32::from(strategy != Strategy::Allreduce),
             partitions: 4,
             num_epochs: 2,
             lanes: (strategy != Strategy::ParameterServer).then_some(4),

@@ -124,9 +124,9 @@ pub(crate) fn run(
     Ok(())
 }
 
-fn check(model: &ModelSpec, plan: &BatchPlan, has_servers: bool) -> Result<(), Error> {
+fn check(model: &ModelSpec, plan: &BatchPlan, uses_servers: bool) -> Result<(), Error> {
     let name = &model.name;
-    match (model.tables.is_empty(), has_servers) {
+    match (model.tables.is_empty(), uses_servers) {
         (false, false) => {
             return Err(Error::Model(format!(
                 "model `{name}` has embedding tables, which AllreduceStrategy cannot train; use \

@@ -24,7 +24,7 @@ const FLAT: usize = FILTERS_2 * (SIDE / 2 - 2) * (SIDE / 2 - 2);
 const MOMENTUM: f32 = 0.1;
 
 /// Below Keras' default: behind the normalised, wide last layer larger steps make the accuracy
-/// swing by several points from batch to batch, the more so when gradients come late.
+/// swing by several points from batch to batch, and more when gradients come late.
 const LEARNING_RATE: f64 = 3e-4;
 
 /// Index of each parameter in the spec.

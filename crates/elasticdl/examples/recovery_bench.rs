@@ -52,7 +52,7 @@ fn main() -> anyhow::Result<()> {
     match torchrun(TORCHRUN_KILLS.min(n_kills)) {
         Ok(mut theirs) => {
             let median = report("the same under torchrun (gloo, snapshots)", &mut theirs);
-            println!("elasticdl is {:.0} times quicker (target >= 10)", median / ours_median);
+            println!("elasticdl is {:.0} times faster (target >= 10)", median / ours_median);
         }
         Err(error) => println!("torchrun is left out: {error:#}"),
     }

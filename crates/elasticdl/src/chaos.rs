@@ -39,10 +39,9 @@ pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
             match found {
                 Some((role, id)) => {
                     let request = request(args, role, id)?;
-                    let how = request.how.clone();
                     let send = async { Master::of(&job).await?.chaos(request).await };
                     control::within(send).await?;
-                    writeln!(out, "{}-{id}: {how}", role.name())?;
+                    writeln!(out, "{}-{id}: {}", role.name(), args.how.kind())?;
                 }
                 None if args.every.is_none() => {
                     return Err(refuse("no running process to target; see `elasticdl status`"));
@@ -90,7 +89,7 @@ fn request(args: &ChaosArgs, role: Role, id: u32) -> anyhow::Result<ChaosRequest
     if millis == Some(0) {
         return Err(refuse("--secs must be at least 0.001"));
     }
-    let (how, millis, factor) = (args.how.name(), millis.unwrap_or(0), args.factor.unwrap_or(0));
-    ChaosAction::parse(&how, millis, factor).map_err(refuse)?;
-    Ok(ChaosRequest { role: role.into(), id, how, millis, factor })
+    let (kind, millis, factor) = (args.how.kind(), millis.unwrap_or(0), args.factor.unwrap_or(0));
+    ChaosAction::new(kind, millis, factor).map_err(refuse)?;
+    Ok(ChaosRequest { role: role.into(), id, how: kind.into(), millis, factor })
 }

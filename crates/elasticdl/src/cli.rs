@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use edl_core::platform::ChaosKind;
 use edl_core::spec::{FieldType as _, LogLevel};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     /// Predict with a trained model: one result per record
     #[command(after_help = trained::PREDICT_EXAMPLES)]
     Predict(Box<trained::UseArgs<{ CLUSTER | COMMON | PREDICT }>>),
-    /// Write a trained model to files that other programs read
+    /// Export a trained model to files that other programs can read
     #[command(after_help = trained::EXPORT_EXAMPLES)]
     Export(trained::ExportArgs),
     /// Run your own training script (like torchrun)
@@ -56,7 +57,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Follow the progress of a background job
     Attach(JobArg),
-    /// Wait until a job ends; the exit code tells how it ended
+    /// Wait until a job ends; the exit code shows how it ended
     #[command(after_help = jobs::WAIT_EXAMPLES)]
     Wait(jobs::WaitArgs),
     /// Monitor and control a running job in a full-screen view
@@ -228,9 +229,9 @@ pub(crate) struct RunFlags {
     /// view
     #[arg(long, help_heading = "Job", conflicts_with = "detach")]
     pub(crate) tui: bool,
-    /// Whose output to show on the terminal: what your own Python code prints in the leader, in all
-    /// workers (with their names), or in none; logs have all of it
-    /// [default: leader; with --quiet, none]
+    /// Workers whose Python output the terminal shows: only the leader, all (each line with the
+    /// worker's name) or none; the logs contain the output of all workers [default: leader; with
+    /// --quiet, none]
     #[arg(long, help_heading = "Job", value_name = "WHOSE", conflicts_with_all = ["detach", "tui"])]
     pub(crate) log_to_terminal: Option<LogToTerminal>,
     /// Deprecated: use --num_minibatches_per_task
@@ -310,9 +311,9 @@ pub(crate) struct ScriptArgs {
     /// workers]
     #[arg(long, value_name = "N")]
     pub(crate) lanes: Option<u32>,
-    /// What takes the optimizer steps: elasticdl (`rust`, for supported optimizers) or the script
-    /// (`python`, for any optimizer); `auto` chooses the script if it calls `optimizer.step()` or
-    /// its optimizer is not supported
+    /// Where the optimizer steps run: in elasticdl (`rust`, only supported optimizers) or in the
+    /// script (`python`, any optimizer); `auto` selects `python` if the script calls
+    /// `optimizer.step()` or its optimizer is not supported
     #[arg(long, value_name = "WHERE", value_parser = ["auto", "rust", "python"], default_value = "auto")]
     pub(crate) step: String,
     /// Random seed
@@ -337,8 +338,9 @@ pub(crate) struct ScriptArgs {
     /// Run the job in the background
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Whose output to show on the terminal: what the script prints in the leader, in all workers
-    /// (with their names), or in none; logs have all of it [default: leader; with --quiet, none]
+    /// Workers whose script output the terminal shows: only the leader, all (each line with the
+    /// worker's name) or none; the logs contain the output of all workers [default: leader; with
+    /// --quiet, none]
     #[arg(long, value_name = "WHOSE", conflicts_with = "detach")]
     pub(crate) log_to_terminal: Option<LogToTerminal>,
     /// Run SCRIPT as a Python module, like `python -m`
@@ -398,7 +400,7 @@ pub(crate) struct JobArg {
     /// Job name or folder [default: the most recent job]
     #[arg(value_name = "JOB")]
     pub(crate) job: Option<String>,
-    /// Find the job on the cluster, in this namespace [default: this machine]
+    /// Look for the job in this namespace of the cluster [default: on this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 }
@@ -504,10 +506,15 @@ pub(crate) enum How {
 }
 
 impl How {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> String {
-        let value = clap::ValueEnum::to_possible_value(&self).expect("no value is skipped");
-        value.get_name().to_owned()
+    /// What the master is asked for.
+    pub(crate) fn kind(self) -> ChaosKind {
+        match self {
+            Self::Kill => ChaosKind::Kill,
+            Self::Pause => ChaosKind::Pause,
+            Self::Resume => ChaosKind::Resume,
+            Self::Partition => ChaosKind::Partition,
+            Self::Slow => ChaosKind::Slow,
+        }
     }
 }
 

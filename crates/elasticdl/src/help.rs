@@ -163,7 +163,7 @@ fn of_command(command: Command, path: &str, detail: Detail) -> Command {
     let help = Arg::new(HELP)
         .short('h')
         .long(HELP)
-        .help("Print help: -h in short, --help everything")
+        .help("Print help: -h for common flags, --help for all")
         .action(ArgAction::HelpShort);
     let command = command.disable_help_flag(true).arg(help).mut_args(with_default);
     let command = if detail == Detail::Common { shortened(command, &path) } else { command };

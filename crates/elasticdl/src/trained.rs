@@ -145,8 +145,8 @@ impl Trained {
         match &self.writer {
             Some(before) if uses && before.is_custom_loop() => {
                 return Err(refuse(format!(
-                    "job `{}` ran a training script, which alone knows the model: load its \
-                     `model.pt` or `model.safetensors` there; see docs/own-loop.md",
+                    "job `{}` ran a training script, and only this script defines the model: load \
+                     its `model.pt` or `model.safetensors` there; see docs/own-loop.md",
                     before.job_name
                 )));
             }

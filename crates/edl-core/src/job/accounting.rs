@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Accounts for the time of all processes: passes what happens to the job on to `goodput`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Effect, Event, Job};
@@ -15,7 +16,7 @@ use crate::worker;
 /// Where the time went, and which work was done before.
 #[derive(Clone, Debug)]
 pub(super) struct Accounting {
-    pub(super) goodput: Goodput,
+    goodput: Goodput,
     /// Batches that were ever finished, also those that were lost since.
     seen: AppliedSet,
     /// Under AllReduce, steps that all workers train again.
@@ -25,6 +26,11 @@ pub(super) struct Accounting {
 impl Accounting {
     pub(super) fn new(n_batches: u32) -> Self {
         Self { goodput: Goodput::default(), seen: AppliedSet::new(n_batches.max(1)), redo: 0..0 }
+    }
+
+    /// Only these workers are spares now.
+    pub(super) fn set_spares(&mut self, spares: &BTreeSet<WorkerId>, now: Time) {
+        self.goodput.set_spares(spares, now);
     }
 }
 

@@ -10,7 +10,7 @@ named! {
         Waiting = "waiting",
         NotStarted = "not_started",
         /// A process started but never connected.
-        NotHeard = "not_connected",
+        NotConnected = "not_connected",
         /// The platform cannot start processes, or can again.
         Platform = "platform",
         Refused = "refused",
@@ -31,7 +31,7 @@ named! {
         Stuck = "stuck",
         /// Workers continue in a new world.
         World = "world",
-        WorldWaits = "waiting_for_workers",
+        WaitingForWorkers = "waiting_for_workers",
         /// Workers and servers disagree on the step.
         StepMismatch = "step_mismatch",
         BitsDiffer = "bits_differ",
@@ -62,7 +62,7 @@ impl EventKind {
         matches!(
             self,
             Self::NotStarted
-                | Self::NotHeard
+                | Self::NotConnected
                 | Self::WorkerCrashed
                 | Self::WorkerSilent
                 | Self::WorkersLost

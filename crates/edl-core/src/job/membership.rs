@@ -247,7 +247,7 @@ impl Job {
         }
         for instance in self.roster.take_late(now) {
             let why = format!("{instance} started but never connected");
-            self.note(EventKind::NotHeard, format!("{why}; replacing it"));
+            self.note(EventKind::NotConnected, format!("{why}; replacing it"));
             // A custom training loop connects after its imports, which may hang forever.
             if instance.role == Role::Worker && self.config.spec.is_custom_loop() {
                 self.instances.count_crash(instance, now);

@@ -28,7 +28,7 @@ impl Job {
             return;
         }
         let not_needed = self.not_needed();
-        self.accounting.goodput.set_spares(&not_needed, now);
+        self.accounting.set_spares(&not_needed, now);
         let is_ready = |worker: &WorkerId| self.roster.is_ready(*worker);
         let spares: BTreeSet<WorkerId> = not_needed.into_iter().filter(is_ready).collect();
         let promoted = self.spares.difference(&spares).copied();

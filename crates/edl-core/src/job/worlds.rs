@@ -165,7 +165,7 @@ impl Job {
             self.take_back_from(&before, workers);
         }
         let Some(world) = formed else {
-            self.note(EventKind::WorldWaits, self.describe_waiting());
+            self.note(EventKind::WaitingForWorkers, self.describe_waiting());
             // Members that leave can exit; the others keep what they hold.
             let empty = World { id, members: Vec::new(), after };
             return self.send_world(&before, &empty, None);

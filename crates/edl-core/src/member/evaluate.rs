@@ -57,7 +57,7 @@ impl Member {
             let records = self.shards[&lease].shard.piece(piece, minibatch_size);
             self.read(Place::Piece(lease, piece), Records::Validation(records));
         }
-        if !self.has_servers() {
+        if !self.can_use_servers() {
             return false;
         }
         match self.take_records(Place::Piece(lease, piece)) {

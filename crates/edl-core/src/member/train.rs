@@ -51,7 +51,7 @@ impl Training {
 
 impl Member {
     pub(super) fn begin_step(&mut self, now: Time) -> bool {
-        if !self.has_servers() {
+        if !self.can_use_servers() {
             return false;
         }
         let (Some(state), Some(world)) = (self.state, &self.world) else { return false };

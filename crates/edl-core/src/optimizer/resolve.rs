@@ -74,7 +74,7 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
 
 /// No flag changes the steps of a training script, and only workers of AllReduce take them.
 fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
-    if spec.job_type == JobType::Train && !spec.is_allreduce() {
+    if spec.job_type == JobType::Train && spec.step_lanes().is_none() {
         return Err(Error::ScriptOnServers);
     }
     let flags = [

@@ -18,7 +18,7 @@ use super::JobSpec;
 pub struct Field {
     pub name: &'static str,
     pub kind: FieldKind,
-    /// Whether `null` is a value of its own; otherwise `null` means "not set".
+    /// Whether `null` is a separate value; otherwise `null` means "not set".
     pub is_optional: bool,
     pub help: &'static str,
     /// The heading in the file that `elasticdl init` writes.

@@ -177,7 +177,7 @@ job_description! {
             { flag: common("Python", "NAME"), is_symbol: true }
         checkpoint_dir_for_init: String,
             "Trained model to start from: a job, its output folder, a model.safetensors, a \
-             checkpoint, or a folder that contains several, to start from the newest"
+             checkpoint, or a folder with several checkpoints, of which the newest is used"
             { flag: common("Model", "DIR"), fixed: VALUE, is_path: true }
     }
 
@@ -269,8 +269,8 @@ job_description! {
         threads_per_worker: u32 = 1, "Compute threads per worker, fixed for the job's lifetime"
             { flag: train("AllReduce", "N"), fixed: VALUE }
         same_bits: SameBits,
-            "What to do with a worker whose results differ bitwise from the other workers: strict \
-             rejects it; report admits it and reports the difference"
+            "What to do with a worker whose results differ bitwise from those of the others: \
+             strict rejects it; report admits it and reports the difference"
             / "Reject a worker whose results differ bitwise; or report: admit it and report the \
              difference." { flag: train("AllReduce", "") }
         lane_balance: bool, "Assign fewer lanes to slow workers; results stay bit-identical"
@@ -372,9 +372,9 @@ job_description! {
         tensorboard_dir: String, "Write TensorBoard event files to this folder"
             { flag: train("Results", "DIR"), is_path: true }
         track: Option<Track>,
-            "Send what a script logs, and the options of the job, to a run of W&B or MLflow: wandb \
-             or mlflow"
-            / "Also send what a script logs to W&B or MLflow: wandb or mlflow."
+            "Also send the metrics that a script logs, and the job's options, to W&B (wandb) or \
+             MLflow (mlflow)"
+            / "Also send the metrics that a script logs to W&B (wandb) or MLflow (mlflow)."
             { flag: train("Results", "") }
         otlp_endpoint: String, "Send traces to this OpenTelemetry collector, e.g. http://host:4317"
             { flag: at(7, "Processes", "URL") }

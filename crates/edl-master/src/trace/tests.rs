@@ -22,8 +22,8 @@ use super::*;
 
 const RUN: RunId = RunId([7; 16]);
 
-fn recorder(term: u64, is_allreduce: bool) -> Recorder {
-    Recorder::new(RUN, Term(term), is_allreduce, 1)
+fn recorder(term: u64, trains_in_steps: bool) -> Recorder {
+    Recorder::new(RUN, Term(term), trains_in_steps, 1)
 }
 
 fn note(kind: EventKind, text: &str) -> Effect {

@@ -6,25 +6,27 @@ use std::fs;
 use std::path::Path;
 
 /// Enums of messages and the enums of edl-core that they are.
-const ENUMS: [(&str, &str); 9] = [
+const ENUMS: [(&str, &str); 10] = [
     ("JobState", "::edl_core::job::JobState"),
     ("EventKind", "::edl_core::job::EventKind"),
     ("InstanceState", "::edl_core::platform::InstanceState"),
     ("WaitingFor", "::edl_core::activity::WaitingFor"),
     ("Role", "::edl_core::platform::Role"),
+    ("ChaosKind", "::edl_core::platform::ChaosKind"),
     ("JobType", "::edl_core::spec::JobType"),
     ("Strategy", "::edl_core::spec::Strategy"),
     ("TimeKind", "::edl_core::goodput::TimeKind"),
     ("MetricKind", "::edl_core::metric::MetricKind"),
 ];
 /// Fields that are numbers in messages and names in JSON.
-const ENUM_FIELDS: [(&str, &str); 10] = [
+const ENUM_FIELDS: [(&str, &str); 11] = [
     ("JobStatus.state", "::edl_core::job::JobState"),
     ("Event.kind", "::edl_core::job::EventKind"),
     ("Instance.state", "::edl_core::platform::InstanceState"),
     ("Heartbeat.waiting_for", "::edl_core::activity::WaitingFor"),
     ("Instance.role", "::edl_core::platform::Role"),
     ("ChaosRequest.role", "::edl_core::platform::Role"),
+    ("ChaosRequest.how", "::edl_core::platform::ChaosKind"),
     ("JobStatus.job_type", "::edl_core::spec::JobType"),
     ("JobStatus.distribution_strategy", "::edl_core::spec::Strategy"),
     ("Spending.last", "::edl_core::goodput::TimeKind"),

@@ -9,7 +9,7 @@ use edl_core::id::{
 };
 use edl_core::job::{Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer};
 use edl_core::metric::{Measures, MetricKind, Sums};
-use edl_core::platform::{ChaosAction, InstanceId, Role};
+use edl_core::platform::{ChaosAction, ChaosKind, InstanceId, Role};
 use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
 use edl_core::time::millis;
@@ -243,9 +243,12 @@ pub fn chaos(request: &proto::ChaosRequest) -> Result<Event, Status> {
         let why = format!("`{role}` cannot be a chaos target; name a worker or a ps");
         return Err(Status::invalid_argument(why));
     }
-    let proto::ChaosRequest { id, how, millis, factor, .. } = request;
-    let action = ChaosAction::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
-    Ok(Event::Chaos { instance: InstanceId { role, id: *id }, action })
+    let proto::ChaosRequest { id, how, millis, factor, .. } = *request;
+    // Never the default: that is a kill.
+    let kind = ChaosKind::try_from(how)
+        .map_err(|number| Status::invalid_argument(format!("unknown chaos action {number}")))?;
+    let action = ChaosAction::new(kind, millis, factor).map_err(Status::invalid_argument)?;
+    Ok(Event::Chaos { instance: InstanceId { role, id }, action })
 }
 
 /// Encodes what a job's machine sends to workers and servers.

@@ -191,7 +191,7 @@ fn an_invalid_job_has_a_reason_and_does_not_block_others() {
     );
     calm(&mut cluster);
     assert_eq!(cluster.status("good").state, "Running");
-    // Mended, it runs.
+    // With a valid description, it runs.
     cluster.edit("crossed", "max_workers", json!(4));
     calm(&mut cluster);
     assert_eq!(cluster.status("crossed").state, "Running");

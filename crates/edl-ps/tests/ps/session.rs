@@ -167,7 +167,7 @@ impl Session {
     }
 
     async fn welcome(&self, term: u64) {
-        let spec = JobSpec { job_name: "straw".into(), seed: 1, ..JobSpec::default() };
+        let spec = JobSpec { job_name: "job".into(), seed: 1, ..JobSpec::default() };
         self.order(Order::Welcome(PsWelcome {
             term,
             run: RUN.to_string(),

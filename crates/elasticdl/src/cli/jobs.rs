@@ -18,7 +18,7 @@ Examples:
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// List the jobs on the cluster, in this namespace [default: this machine]
+    /// List the jobs in this namespace of the cluster [default: on this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     /// Print JSON
@@ -37,7 +37,7 @@ pub(crate) enum EndState {
 #[derive(Args, Debug, Default)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct CleanArgs {
-    /// Delete jobs on the cluster, in this namespace [default: this machine]
+    /// Delete jobs in this namespace of the cluster [default: on this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     /// Names or folders of the jobs to delete
@@ -49,8 +49,8 @@ pub(crate) struct CleanArgs {
     /// Delete jobs that were started longer ago than this, e.g. 12h or 7d [default: any time ago]
     #[arg(long, value_name = "TIME", conflicts_with = "jobs", value_parser = crate::flags::seconds)]
     pub(crate) older_than: Option<u64>,
-    /// Delete jobs that have ended like this, separated by commas; `stopped` includes jobs that were
-    /// killed [default: any state]
+    /// Delete jobs in these states, separated by commas; `stopped` includes jobs that were killed
+    /// [default: any state]
     #[arg(long, value_name = "STATE,…", conflicts_with = "jobs", value_delimiter = ',')]
     pub(crate) state: Vec<EndState>,
     /// List the jobs with their sizes, and delete nothing
@@ -62,7 +62,7 @@ pub(crate) struct CleanArgs {
 pub(crate) struct WaitArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// Give up after this time, with exit code 124, e.g. 30s or 10m [default: no limit]
+    /// Stop waiting after this time and exit with code 124, e.g. 30s or 10m [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
     pub(crate) timeout: Option<u64>,
 }

@@ -45,7 +45,7 @@ pub(crate) struct ZooInitArgs {
     /// Install wheels from this folder instead of the package index
     #[arg(long, value_name = "DIR")]
     pub(crate) local_pkg_dir: Option<PathBuf>,
-    /// File with site-specific pod changes, copied to /cluster_spec in the image
+    /// File with patches for pods on your cluster, copied to /cluster_spec in the image
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster_spec: Option<PathBuf>,
     /// Additional package index

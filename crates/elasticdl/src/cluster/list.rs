@@ -79,9 +79,7 @@ pub(crate) fn clean(
             writeln!(out, "removed {name}")?;
         }
         if args.dry_run {
-            eprint(
-                "nothing was removed, because of --dry_run; the folders of the jobs always stay",
-            );
+            eprint("nothing was removed, because of --dry_run; job folders are always kept");
         }
         Ok(Exit::Ok)
     })

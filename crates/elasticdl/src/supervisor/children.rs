@@ -69,7 +69,7 @@ struct Starting {
     normal: Option<i32>,
 }
 
-/// What a supervisor is told about its children.
+/// What happened to the children of a supervisor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChildEvent {
     /// Whether a child was started that `launch` could not start at once.

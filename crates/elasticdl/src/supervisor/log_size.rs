@@ -15,7 +15,7 @@ pub(super) fn limit(folder: &Path, max_bytes: u64) {
     let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "log")) {
         if fs::metadata(&path).is_ok_and(|log| log.len() > max_bytes) {
-            // It is tried again at the next check; until then, a longer log does no harm.
+            // It is tried again at the next check; until then, a longer log is acceptable.
             let _ = shift(&path);
         }
     }

@@ -80,7 +80,7 @@ fn every_deadline_is_met() {
         bench.holds_launches = true;
         start(bench);
     };
-    check(silence, false, &never_connects, &noted(EventKind::NotHeard), 18);
+    check(silence, false, &never_connects, &noted(EventKind::NotConnected), 18);
     let overdue = JobSpec { task_timeout_secs: 30, ..spec() };
     check(overdue, true, &begin, &noted(EventKind::WorkFailed), 30);
     check(

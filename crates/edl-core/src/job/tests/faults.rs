@@ -476,7 +476,7 @@ fn a_process_that_connects_before_the_platform_reports_it_is_not_waited_for() {
         events.into_iter().for_each(|event| bench.handle(event));
     }
     bench.pass(Duration::from_secs(25), None);
-    assert!(!bench.has_note(EventKind::NotHeard));
+    assert!(!bench.has_note(EventKind::NotConnected));
     bench.run();
     bench.expect_trained(1);
 }

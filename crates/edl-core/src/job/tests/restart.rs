@@ -267,7 +267,7 @@ fn a_process_that_ran_long_before_a_new_master_has_the_heartbeat_timeout_to_conn
         let running = vec![process(worker(0)), process(ps(0)), process(ps(1))];
         drop(job.handle(Event::Platform(Report::Running(running)), Time::ZERO));
         let mut now = Time::ZERO;
-        let is_late = |effect: &Effect| matches!(effect, Effect::Note(note) if note.kind == EventKind::NotHeard);
+        let is_late = |effect: &Effect| matches!(effect, Effect::Note(note) if note.kind == EventKind::NotConnected);
         while !job.handle(Event::Tick, now).iter().any(is_late) {
             now = now + Duration::from_millis(100);
         }

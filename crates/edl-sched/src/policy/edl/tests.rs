@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cases of EDL's own unit tests, as ours: what the published rules answer, and what the
-//! mended policy plans in the same cluster.
+//! corrected policy plans in the same cluster.
 
 use edl_core::time::Time;
 
@@ -30,7 +30,7 @@ fn down(totals: &mut ClusterTotals, trainer: &mut Trainer, load: u32) -> i64 {
     totals.step(trainer, load, Direction::Down)
 }
 
-/// How many workers more the mended policy plans for one job that has `n` on a single node.
+/// How many more workers the corrected policy plans for one job that has `n` on a single node.
 fn planned(total: Resources, taken: Resources, job: (u32, u32, u32, Resources), load: u32) -> i64 {
     let (min, max, n, shape) = job;
     let placed =

@@ -56,7 +56,7 @@ impl Member {
                 if step.mine.start == *lane {
                     self.begin_step(context, step);
                 }
-                if context.scenario.spec.is_hybrid() {
+                if context.scenario.uses_servers() {
                     let records = context.model.lane_records(step.batch, *lane);
                     self.pull(context, records, step.number);
                 } else {
@@ -80,7 +80,7 @@ impl Member {
             Activity::Apply(_) | Activity::Pass(_) | Activity::Hash => {
                 later(context, 0, 2, Done::Computed { act });
             }
-            Activity::Evaluate { version, .. } => match context.scenario.spec.is_hybrid() {
+            Activity::Evaluate { version, .. } => match context.scenario.uses_servers() {
                 true => self.pull(context, Vec::new(), *version),
                 false => later(context, 0, context.scenario.eval_ms, Done::Computed { act }),
             },
@@ -131,7 +131,7 @@ impl Member {
     }
 
     fn send_nodes(&mut self, context: &mut Context<'_>, step: &Step) {
-        if step.mine_active().is_empty() && !context.scenario.spec.is_hybrid() {
+        if step.mine_active().is_empty() && !context.scenario.uses_servers() {
             self.begin_step(context, step);
         }
         let state = self.state.expect("a member has state");
@@ -384,7 +384,7 @@ impl Member {
         if !context.model.is_finite(step.batch) && lane + 1 == step.mine_active().end {
             return Err(Failure::NonFinite("the loss is not finite".into()));
         }
-        if context.scenario.spec.is_hybrid() {
+        if context.scenario.uses_servers() {
             self.push_lane(context, step, lane);
         } else {
             let records = context.model.lane_records(step.batch, lane);
