@@ -126,3 +126,36 @@ fn one(
         Format::Range => Err(crate::dataset::no_range(path)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn files_are_indexed_at_the_same_time() {
+        if thread::available_parallelism().map_or(1, NonZeroUsize::get) == 1 {
+            println!("skipped: this machine has one processor");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        // A pipe can be opened for writing when its reader opens it: here, the second one first.
+        let paths = ["first.jsonl", "second.jsonl"].map(|name| folder.path().join(name));
+        assert!(Command::new("mkfifo").args(&paths).status().unwrap().success());
+        let files = paths.clone().map(|path| DataFile { path, name: String::new() });
+        thread::spawn(move || {
+            paths.iter().rev().for_each(|path| std::fs::write(path, "{}\n").unwrap());
+        });
+        let (done, indexed) = mpsc::channel();
+        thread::spawn(move || {
+            let params = Params::parse(&BTreeMap::new()).unwrap();
+            let all = all(Format::Jsonl, &files, &params, &Progress::default()).unwrap();
+            done.send(all.iter().map(FileIndex::n_records).collect::<Vec<_>>())
+        });
+        assert_eq!(indexed.recv_timeout(Duration::from_secs(60)), Ok(vec![1, 1]));
+    }
+}

@@ -184,6 +184,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_status_is_written_while_data_is_indexed() {
+        let folder = tempfile::tempdir().unwrap();
+        // A pipe that nothing is written to.
+        let data = folder.path().join("data.csv");
+        assert!(std::process::Command::new("mkfifo").arg(&data).status().unwrap().success());
+        let config = config(folder.path(), data.to_str().unwrap());
+        let (addresses, shutdown) = (addresses(), CancellationToken::new());
+        let is_shown = async {
+            let is_written = || std::fs::read_to_string(config.job_dir.status());
+            while !is_written().is_ok_and(|text| text.contains("listing the training data")) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            shutdown.cancel();
+        };
+        let opened = open(&config, &addresses, &shutdown);
+        let limit = Duration::from_secs(60);
+        let both = async { tokio::join!(opened, is_shown) };
+        let (opened, ()) = tokio::time::timeout(limit, both).await.expect("a status");
+        assert!(opened.unwrap().is_none(), "the master was shut down before");
+    }
+
+    #[tokio::test]
     async fn the_index_is_left_in_the_folder_of_the_job() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data.csv");

@@ -150,7 +150,8 @@ async fn accept_all(
                 let displaced = Arc::new(Notify::new());
                 let notify = Arc::clone(&displaced);
                 let place = strangers.admit(move || notify.notify_one());
-                let handshake = handshake(acceptor.clone(), stream, place, displaced);
+                let limit = HANDSHAKE_TIMEOUT;
+                let handshake = handshake(acceptor.clone(), stream, limit, place, displaced);
                 let (strangers, proven) = (Arc::clone(&strangers), proven.clone());
                 handshakes.spawn(async move {
                     match handshake.await {
@@ -170,17 +171,18 @@ async fn accept_all(
 }
 
 /// The connection of a peer that has proven the key. None if the peer hung up, or newer ones have
-/// displaced it.
+/// displaced it. It must have done so within `limit`, however it sends.
 async fn handshake(
     acceptor: TlsAcceptor,
     stream: TcpStream,
+    limit: Duration,
     _until_proven: Place,
     displaced: Arc<Notify>,
 ) -> Result<Option<TlsStream<TcpStream>>, &'static str> {
     // Otherwise a message waits for the answer to the one before it: tens of milliseconds. If it
     // fails, the connection is gone, as the handshake finds out.
     let _ = stream.set_nodelay(true);
-    let accepting = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
+    let accepting = tokio::time::timeout(limit, acceptor.accept(stream));
     tokio::select! {
         () = displaced.notified() => Ok(None),
         accepted = accepting => match accepted {

@@ -386,8 +386,9 @@ fn log(report: &Report) {
         Report::LoadFailed { generation, error } => {
             tracing::error!(%generation, error, "cannot load");
         }
+        // The master warns of it, unless it has given up the checkpoint.
         Report::CheckpointFailed { checkpoint, error, .. } => {
-            tracing::warn!(%checkpoint, error, "cannot write a checkpoint");
+            tracing::info!(%checkpoint, error, "checkpoint not written");
         }
         Report::Heartbeat
         | Report::Spending(_)

@@ -59,6 +59,8 @@ pub enum Error {
     Differs { path: PathBuf, what: &'static str },
     #[error("`{}` is already complete and cannot be overwritten", path.display())]
     Exists { path: PathBuf },
+    #[error("the folder `{}` of the checkpoint no longer exists", path.display())]
+    Gone { path: PathBuf },
     #[error("`{}` contains checkpoints of several jobs: {jobs}; specify the folder of one checkpoint", path.display())]
     SeveralRuns { path: PathBuf, jobs: String },
     #[error("the checkpoint `{}` has no partition {partition}", path.display())]
@@ -91,7 +93,13 @@ pub fn write_file(dir: &Path, snapshot: &Snapshot) -> Result<FileEntry, Error> {
     let partition = snapshot.header.partition;
     let name = file_name(partition);
     let write = |file: &mut File| codec::encode(snapshot, file);
-    let (bytes, checksum) = write_atomically(dir, &name, write, |from, to| fs::rename(from, to))?;
+    let written = write_atomically(dir, &name, write, |from, to| fs::rename(from, to));
+    let (bytes, checksum) = written.map_err(|error| match error {
+        Error::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            Error::Gone { path: dir.to_owned() }
+        }
+        other => other,
+    })?;
     let checksum = checksum_text(checksum);
     Ok(FileEntry { partition, name, bytes, checksum, updates: snapshot.header.updates })
 }

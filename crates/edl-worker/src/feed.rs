@@ -194,3 +194,21 @@ pub(crate) fn open_records(spec: &JobSpec, indexes: PathBuf) -> OpenRecords {
         Ok(Arc::new(data.map_err(|error| chain(&error))?))
     })
 }
+
+#[test]
+fn a_worker_reads_the_index_that_the_master_has_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, indexes) = (folder.path().join("data.csv"), folder.path().join("index"));
+    std::fs::write(&path, "a\n1\n2\n3\n").unwrap();
+    let spec = JobSpec { training_data: path.to_str().unwrap().to_owned(), ..JobSpec::default() };
+    let (options, progress) = (OpenOptions::default(), Progress::default());
+    let indexed =
+        Dataset::open_indexed(&spec.training_data, &options, Some(&indexes), &progress).unwrap();
+    indexed.save_index(&indexes).unwrap();
+    // A file with one record, of the same length and age, which nothing but reading it shows.
+    let written = std::fs::metadata(&path).unwrap().modified().unwrap();
+    std::fs::write(&path, "a\n12345\n").unwrap();
+    std::fs::File::options().append(true).open(&path).unwrap().set_modified(written).unwrap();
+    let data = open_records(&spec, indexes)(Source::Training).unwrap();
+    assert_eq!(data.n_records(), 3);
+}

@@ -276,6 +276,21 @@ async fn a_bad_record_is_named_and_the_worker_goes_on_with_other_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gradient_that_is_not_finite_is_not_pushed() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.overflows = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 7, 1).await;
+    let Kind::NonFinite(found) = session.next().await else { panic!("no report") };
+    assert_eq!((found.lease, found.index), (1, 7));
+    let expected =
+        "the gradient is not finite (batch 0/7: 10 records starting at toy file, record 70)";
+    assert_eq!(found.error, expected);
+    assert!(stage.servers.book().pushes.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_that_changed_is_refused() {
     let mut stage =
         Stage::with(spec(), Props { n_records: N_RECORDS + 1, ..Props::default() }).await;

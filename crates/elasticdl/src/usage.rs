@@ -159,13 +159,20 @@ mod tests {
         assert_eq!(check(&["--help"]), None);
     }
 
-    /// The commands of ElasticDL's documents, apart from the program's name and paths.
-    const OLD_LINES: [&str; 8] = [
+    /// The commands of ElasticDL's documents, apart from the program's name and paths: a master and
+    /// a worker by hand, from both guides for developers; on GKE, a job with an image of its own
+    /// model, and a job of high priority beside one of low priority; on minikube.
+    const OLD_LINES: [&str; 12] = [
         "master --model_file=m.py --training_data_dir=d --evaluation_data_dir=e \
          --records_per_task=100 --num_epochs=1 --codec_type=tf_example --grads_to_wait=2 \
          --checkpoint_steps=2 --minibatch_size=10 --job_name=test --log_level=INFO",
         "worker --worker_id=1 --model_file=m.py --codec_type=tf_example --minibatch_size=10 \
          --master_addr=localhost:50001 --log_level=INFO",
+        "master --model_zoo=z --model_def=m.f --job_name=test --training_data=d \
+         --validation_data=e --evaluation_steps=15 --num_epochs=2 --checkpoint_steps=2 \
+         --grads_to_wait=2 --minibatch_size=10 --num_minibatches_per_task=10 --log_level=INFO",
+        "worker --worker_id=1 --model_zoo=z --model_def=m.f --minibatch_size=10 \
+         --job_type=training_with_evaluation --master_addr=localhost:50001 --log_level=INFO",
         "worker --worker_id=0 --model_file=m.py --training_data_dir=d --evaluation_data_dir=e \
          --records_per_task=100 --codec_type=bytes --grads_to_wait=2 --checkpoint_steps=2 \
          --minibatch_size=10 --num_workers=2 --job_type=training_only --ps_addrs=a:2222,b:2222",
@@ -174,19 +181,38 @@ mod tests {
          --checkpoint_dir=c --checkpoint_steps=2 --keep_checkpoint_max=3",
         "train --image_base=elasticdl:ci --docker_image_prefix=r/p --model_zoo=z --model_def=m.f \
          --training_data=/data/train --validation_data=/data/test --num_epochs=2 \
-         --master_resource_request=cpu=2,memory=2048Mi --worker_resource_request=cpu=2 \
+         --master_resource_request=cpu=1,memory=2048Mi,ephemeral-storage=5000Mi \
+         --worker_resource_request=cpu=1,memory=2048Mi,ephemeral-storage=5000Mi \
          --minibatch_size=64 --records_per_task=100 --num_workers=2 --checkpoint_steps=10 \
          --grads_to_wait=2 --job_name=test --log_level=INFO --image_pull_policy=Always \
+         --namespace=n --volume=volume_name=v,mount_path=/data,claim_name=c",
+        "train --image_name=i --model_file=m.py --training_data_dir=/data/train \
+         --evaluation_data_dir=/data/test --master_pod_priority=high-priority \
+         --worker_pod_priority=low-priority --num_epochs=1 --minibatch_size=10 \
+         --records_per_task=100 --num_workers=2 --checkpoint_steps=2 \
+         --master_resource_request=cpu=1,memory=1024Mi --master_resource_limit=cpu=1,memory=1024Mi \
+         --worker_resource_request=cpu=3,memory=4096Mi --worker_resource_limit=cpu=3,memory=4096Mi \
+         --grads_to_wait=2 --codec_type=bytes --log_level=INFO --job_name=low-prio-job \
          --volume=volume_name=v,mount_path=/data,claim_name=c",
-        "train --image_name=i --model_def=m.f --training_data=/data/train --num_epochs=1 \
-         --master_pod_priority=high-priority --worker_pod_priority=low-priority --num_workers=2 \
-         --job_name=low --volume=volume_name=v,mount_path=/data,claim_name=c",
+        "train --image_name=i --model_file=m.py --training_data_dir=/data/train \
+         --evaluation_data_dir=/data/test --master_pod_priority=high-priority \
+         --worker_pod_priority=high-priority --num_epochs=1 --minibatch_size=10 \
+         --records_per_task=100 --num_workers=1 --grads_to_wait=2 --codec_type=bytes \
+         --job_name=high-prio-job --volume=volume_name=v,mount_path=/data,claim_name=c",
+        "train --image_name=i --model_zoo=z --model_def=m.f --training_data=/data/train \
+         --validation_data=/data/test --num_epochs=5 --master_resource_request=cpu=2,memory=2048Mi \
+         --master_resource_limit=cpu=2,memory=2048Mi --master_pod_priority=high \
+         --worker_resource_request=cpu=2 --worker_pod_priority=low --ps_resource_limit=cpu=2 \
+         --ps_pod_priority=high --minibatch_size=64 --num_minibatches_per_task=64 --num_ps_pods=2 \
+         --num_workers=4 --evaluation_steps=200 --grads_to_wait=1 --job_name=test-mnist \
+         --log_level=INFO --image_pull_policy=Always --volume=mount_path=/data,claim_name=c \
+         --distribution_strategy=ParameterServerStrategy",
         "train --image_name=i --model_zoo=z --model_def=m.f --training_data=/data/train \
          --validation_data=/data/test --num_epochs=2 --master_resource_request=cpu=0.2 \
          --worker_resource_request=cpu=0.4 --ps_resource_request=cpu=0.2 --minibatch_size=64 \
          --num_minibatches_per_task=2 --num_ps_pods=1 --num_workers=1 --evaluation_steps=50 \
          --grads_to_wait=1 --job_name=test-mnist --log_level=INFO --image_pull_policy=Never \
-         --volume=host_path=/data,mount_path=/data \
+         --volume=host_path=/data,mount_path=/data --need_elasticdl_job_service=true \
          --distribution_strategy=ParameterServerStrategy",
         "train --image_name=i --model_zoo=z --model_def=m.f --training_data=/data/train \
          --num_epochs=1 --num_workers=2 --minibatch_size=64 --num_minibatches_per_task=20 \

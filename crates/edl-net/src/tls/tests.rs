@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
@@ -158,4 +158,29 @@ async fn a_crowd_of_strangers_keeps_no_peer_out() {
     assert!(matches!(first, Ok(Ok(0) | Err(_))), "{first:?}");
     let last = strangers[1099].try_read(&mut byte);
     assert!(matches!(&last, Err(e) if e.kind() == io::ErrorKind::WouldBlock), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_sends_one_byte_at_a_time_does_not_extend_the_handshake() {
+    choose_provider();
+    let credentials = credentials(&JobKey::generate().unwrap()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    let (limit, place) = (Duration::from_millis(500), Strangers::new().admit(|| ()));
+    let acceptor = acceptor(&credentials).unwrap();
+    let refused = handshake(acceptor, accepted, limit, place, Arc::default());
+    let sending = async {
+        // The head of a record, and much less than its content.
+        for byte in [0x16, 3, 1, 0x40, 0].into_iter().chain([0; 1000]) {
+            stranger.write_all(&[byte]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        refused = refused => {
+            assert_eq!(refused.err(), Some("it did not prove the job's key in time"));
+        }
+        () = sending => panic!("the handshake has no limit"),
+    }
 }

@@ -302,7 +302,8 @@ fn a_late_writer_does_not_bring_back_a_checkpoint_that_was_given_up() {
     let files: Vec<FileEntry> = partitions.iter().map(|p| write(p).unwrap()).collect();
     remove(&folder).unwrap();
     remove(&folder).unwrap();
-    assert!(write(&partitions[0]).is_err());
+    let error = write(&partitions[0]).unwrap_err().to_string();
+    assert!(error.ends_with("of the checkpoint no longer exists"), "{error}");
     assert!(commit_manifest(&folder, &manifest(&job, 1, 10, files)).is_err());
     assert!(!folder.exists());
 }

@@ -187,8 +187,9 @@ fn log(report: &Report) {
         | Report::DiskFull { lease, index, error } => {
             warn!(%lease, index, error, "work failed; returning it to the master");
         }
+        // The master warns of it, unless it has given up the checkpoint.
         Report::CheckpointFailed { checkpoint, error } => {
-            warn!(%checkpoint, error, "cannot write a checkpoint");
+            info!(%checkpoint, error, "checkpoint not written");
         }
         Report::Member(MemberReport::Paused { world, step, .. }) => info!(%world, step, "pausing"),
         Report::Member(MemberReport::Stepped { .. } | MemberReport::Pace { .. })

@@ -13,7 +13,7 @@ use edl_net::proto::{self, worker_message::Kind};
 use edl_core::member::Event;
 use hub::DeathPoint;
 use stage::{Named, Stage, Weights, spec};
-use toy::{ABYSS, CORRUPT, POISON, ToyModel};
+use toy::{ABYSS, CORRUPT, OVERFLOW, POISON, ToyModel};
 
 /// Four full steps and one of five records, per epoch.
 pub(crate) const N_RECORDS: u64 = 37;
@@ -507,6 +507,7 @@ fn records_that_cannot_be_trained_are_named() {
     let place = "(batch 0/1, lane 1: 2 records starting at toy file, record 10)";
     assert_eq!(bad_record(POISON), format!("record {POISON}: poison {place}"));
     assert_eq!(bad_record(ABYSS), format!("the loss is not finite {place}"));
+    assert_eq!(bad_record(OVERFLOW), format!("the gradient is not finite {place}"));
     assert_eq!(bad_record(CORRUPT), format!("toy file, record {CORRUPT} is corrupt"));
 }
 

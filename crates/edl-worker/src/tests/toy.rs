@@ -78,6 +78,9 @@ impl Model for ToyModel {
         }
         gradient.dense.fill(1.0);
         gradient.rows[0].fill(1.0);
+        if self.servers.book().overflows {
+            gradient.rows[0][0] = f32::INFINITY;
+        }
         let sum: u64 = records.iter().sum();
         Ok(Outcome { loss: sum as f32 / records.len() as f32 })
     }
@@ -133,6 +136,8 @@ pub(super) struct Book {
     pub(super) held_pulls: bool,
     pub(super) held_acks: bool,
     pub(super) held_training: bool,
+    /// Gradients are not finite, although losses are.
+    pub(super) overflows: bool,
     /// Pulls and pushes in their order.
     pub(super) log: Vec<&'static str>,
     pub(super) n_pulls: usize,

@@ -34,6 +34,12 @@ fn last_metrics(status: &Value) -> Vec<(String, f64)> {
     metrics.expect("metrics").iter().map(number).collect()
 }
 
+/// The time that workers compute is recorded, also without training.
+fn assert_computed(status: &Value) {
+    let workers = &status["goodput"]["workers"];
+    assert!(workers["compute"].as_f64() > Some(0.0), "{workers:#}");
+}
+
 #[test]
 fn evaluate_reproduces_the_last_evaluation_of_training() {
     let home = Home::new();
@@ -55,6 +61,7 @@ fn evaluate_reproduces_the_last_evaluation_of_training() {
         assert!(summary.contains(&format!("{expected:.4}")), "{name} is missing: {summary}");
     }
     assert_eq!(measured["records_done"], N_RECORDS);
+    assert_computed(&measured);
     let version = |status: &Value| {
         status["evaluations"].as_array().unwrap().last().unwrap()["version"].clone()
     };
@@ -88,7 +95,9 @@ fn predict_writes_one_output_per_record_in_order() {
     let output = home.path().join("answers");
     let output_flag = format!("--output={}", output.display());
     let data = shipped_as("prediction_data", "test");
-    home.stdout(&["predict", &from, &data, &output_flag, "--num_workers=3", "--minibatch_size=7"]);
+    let flags = ["--num_workers=3", "--minibatch_size=7", "--job_name=answers"];
+    home.stdout(&[&["predict", &from, &data, &output_flag], &flags[..]].concat());
+    assert_computed(&home.status("answers"));
     let predictions = std::fs::read_to_string(output.join("predictions.jsonl")).expect("a file");
     let head = home.stdout(&["data", "head", &crate::harness::shipped("test"), "-n", "2000"]);
     let (mut n_right, mut n_lines) = (0_u64, 0_u64);
@@ -155,6 +164,8 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
     assert_eq!(attached.status.code(), Some(0), "{}", stderr(&attached));
     let summary = String::from_utf8_lossy(&attached.stdout);
     assert!(summary.starts_with("job bg succeeded"), "{summary}");
+    let again = home.run(&["attach", "bg"]);
+    assert_eq!((again.status.code(), &again.stdout), (Some(0), &attached.stdout), "it has ended");
     let waited = wait.join().expect("a thread");
     assert_eq!(waited.status.code(), Some(0));
     assert_eq!(

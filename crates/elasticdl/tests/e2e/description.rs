@@ -55,8 +55,13 @@ fn a_job_description_can_be_read_from_a_pipe() {
     let data = shipped_as("training_data", "test");
     let text = "model_def: count\nmax_step: 3\nnum_workers: 1\nmodel_params: {sleep_ms: 1}\n";
     let stdin = r#"cat "$FILE" | "$@" --config=-"#;
+    let device = r#"cat "$FILE" | "$@" --config=/dev/stdin"#;
     let substitution = r#""$@" --config <(cat "$FILE")"#;
-    for (name, script) in [("stdin", stdin), ("substitution", substitution)] {
+    // Written once: who reads it twice waits forever.
+    let fifo = r#"rm -f "$FILE.fifo"; mkfifo "$FILE.fifo"; cat "$FILE" > "$FILE.fifo" & "$@" --config="$FILE.fifo""#;
+    let scripts =
+        [("stdin", stdin), ("device", device), ("substitution", substitution), ("fifo", fifo)];
+    for (name, script) in scripts {
         piped(script, &["train", "--job_name", name, &data], text);
         let spec = home.spec(name);
         assert_eq!((spec.max_step, spec.num_workers, spec.model_def.as_str()), (3, 1, "count"));
@@ -87,7 +92,7 @@ fn kebab_case_and_old_flags_work_and_old_ones_are_reported_as_deprecated() {
     let validation = format!("--evaluation_data_dir={}", shipped("test"));
     let output = home.run(&[
         "train",
-        "--job-name=old",
+        "--job-name=an_old",
         "--model_file=count",
         &data,
         &validation,
@@ -108,9 +113,11 @@ fn kebab_case_and_old_flags_work_and_old_ones_are_reported_as_deprecated() {
         assert!(printed.lines().any(|found| found == line), "`{line}` in {printed}");
     }
     assert!(printed.contains("--restart_policy is ignored: "), "{printed}");
-    let spec = home.spec("old");
+    let note = "the job is named `an-old`, because names cannot contain `_`";
+    assert_eq!(printed.matches(note).count(), 1, "{printed}");
+    let spec = home.spec("an-old");
     assert_eq!((spec.num_workers, spec.minibatch_size), (1, 10));
     assert_eq!(spec.num_minibatches_per_task, 3, "25 records are three batches of 10");
     assert_eq!(spec.validation_data, spec.training_data);
-    assert_eq!(home.status("old")["records_done"], N_RECORDS);
+    assert_eq!(home.status("an-old")["records_done"], N_RECORDS);
 }
