@@ -24,7 +24,8 @@ fn long_job(data: &str) -> Vec<&str> {
 fn train_mlp(home: &Home) {
     let (training, validation) =
         (shipped_as("training_data", "test"), shipped_as("validation_data", "test"));
-    home.train("mlp", &["--model_def=mnist_mlp", &training, &validation, "--num_epochs=2"]);
+    let more = ["--num_epochs=2", "--partitions=5"];
+    home.train("mlp", &[&["--model_def=mnist_mlp", &training, &validation], &more[..]].concat());
 }
 
 fn last_metrics(status: &Value) -> Vec<(String, f64)> {
