@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from elasticdl import _keras, _keras_variables, _metrics, _records
+from elasticdl import _keras, _keras_variables, _metrics, _records, _state
 from elasticdl._keras_pass import JaxPasses, Network, TensorFlowPasses
 from elasticdl._zoo import ZooError
 
@@ -27,6 +27,7 @@ class FlatFit:
 
     def __init__(self, job: Any, model: Any) -> None:
         self._job, self._model = job, model
+        _state.hold_arrays()
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._flat = FlatModel(model)

@@ -4,8 +4,8 @@
 A `state_dict` is a tree of tensors and plain values: None, bool, int, float, str, lists, tuples and
 dictionaries. Anything else is refused by its path, and nothing is ever pickled.
 
-Tensors are those of PyTorch, or numpy arrays in a process that has not imported it, such as a
-worker with Keras on TensorFlow or JAX.
+Tensors are those of PyTorch, or numpy arrays in a process that has not imported it or trains with
+something else, such as Keras on TensorFlow or JAX.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ _DTYPES = {
     "bool": "BOOL",
 }
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
+# Whether tensors are numpy arrays, even if something has imported PyTorch.
+_HAS_ARRAYS = False
+
+
+def hold_arrays() -> None:
+    """From now on, tensors are numpy arrays: the script may import PyTorch for another purpose."""
+    global _HAS_ARRAYS
+    _HAS_ARRAYS = True
 
 
 def dump(objects: dict[str, Any]) -> bytes:
@@ -74,7 +82,7 @@ def parse(data: bytes) -> dict[str, Any]:
 def load(value: Any, state: Any) -> None:
     """Loads the state of an object. PyTorch would convert that of optimizers to other types."""
     value.load_state_dict(_placed(state, value.state_dict()))
-    torch = sys.modules.get("torch")
+    torch = _torch()
     if torch is None or not isinstance(value, torch.optim.Optimizer):
         return
     parameters = [parameter for group in value.param_groups for parameter in group["params"]]
@@ -192,8 +200,13 @@ def _refused(what: str, value: Any) -> ZooError:
     )
 
 
+def _torch() -> Any:
+    """Returns PyTorch, if tensors are its."""
+    return None if _HAS_ARRAYS else sys.modules.get("torch")
+
+
 def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = _torch()
     return isinstance(value, np.ndarray if torch is None else torch.Tensor)
 
 
@@ -217,7 +230,7 @@ def _bytes(tensor: Any) -> bytes:
 
 def _tensor(entry: dict[str, Any], data: bytes, start: int) -> Any:
     name, shape = _NAMES[entry["dtype"]], entry["shape"]
-    torch = sys.modules.get("torch")
+    torch = _torch()
     dtype = _numpy_dtype(name) if torch is None else getattr(torch, name)
     first, end = entry["data_offsets"]
     if not 0 <= first <= end <= len(data) - start:

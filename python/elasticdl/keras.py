@@ -354,9 +354,11 @@ def _array(leaf: Any) -> Any:
     array = leaf.to_numpy() if hasattr(leaf, "iloc") else leaf
     if array is None or isinstance(array, kinds):
         return array
+    is_torch = keras.backend.backend() == "torch"
+    what = "numpy arrays, torch tensors, pandas objects or a torch DataLoader"
     raise ZooError(
         f"`fit` got a {type(leaf).__name__}, but a job assigns records by their numbers; pass "
-        "numpy arrays, torch tensors, pandas objects or a torch DataLoader"
+        f"{what if is_torch else 'numpy arrays or pandas objects'}"
     )
 
 

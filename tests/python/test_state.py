@@ -114,21 +114,28 @@ def test_damaged_bytes_are_refused():
         _state.parse(data.replace(b'"elasticdl.format": "1"', b'"elasticdl.format": "2"'))
 
 
-def test_arrays_take_the_place_of_tensors_in_a_process_without_pytorch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start", ["", "import torch; _state.hold_arrays()"], ids=["without", "for another purpose"]
+)
+def test_arrays_take_the_place_of_tensors_where_pytorch_does_not_train(
+    tmp_path: Path, start: str
+) -> None:
     code = """
 import sys
 import numpy as np
 from elasticdl import _state
+START
 x = np.arange(6, dtype="float32").reshape(2, 3)
 tree = {"x": x, "n": np.array(3, "int64"), "none": np.zeros((0, 2), "float16")}
 data = _state.dump({"a": tree})
 found = _state.parse(data)["a"]
 assert _state.difference(tree, found) is None and found["x"].flags.writeable
 assert _state.difference(tree, {**found, "n": np.array(4)}) == ("n",)
-assert "torch" not in sys.modules
+assert ("torch" in sys.modules) == bool("START")
 open(sys.argv[1], "wb").write(data)
 """
     path = tmp_path / "state"
+    code = code.replace("START", start)
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
     tree = {"x": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
     assert path.read_bytes() == _state.dump({"a": {**tree, "none": torch.zeros(0, 2).half()}})

@@ -108,7 +108,9 @@ def test_results_are_bit_identical_for_any_number_of_workers(
         name = f"bits-{n_workers}"
         more = {"num_workers": n_workers, "lanes": 4, "minibatch_size": 8, "max_step": 12}
         allreduce = {"distribution_strategy": "AllreduceStrategy"}
-        cluster.run("train", *job_flags(name, model, **more, **allreduce))
+        cluster.run("train", *job_flags(name, model, **more, **allreduce), "--detach")
+        # Until all of its results are there, also those in the format of its framework.
+        cluster.run("wait", name)
         found[n_workers] = weights(cluster.job(name))
     assert len(set(found.values())) == 1, found
     if model == TORCH:

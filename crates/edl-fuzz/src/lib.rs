@@ -46,7 +46,7 @@ const fn packed(name: &'static str, run: fn(&[u8])) -> Target {
     Target { memory: (ANY, PER_PACKED_BYTE), ..target(name, run) }
 }
 
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     packed("recordio", data::recordio),
     target("tfrecord", data::tfrecord),
     target("example", data::example),
@@ -65,6 +65,7 @@ pub const TARGETS: [Target; 25] = [
     target("applied", messages::applied),
     target("partition", edl_tensor::fuzz::partition_file),
     target("manifest", edl_tensor::fuzz::manifest),
+    target("exported", edl_tensor::fuzz::exported_model),
     target("dockerfile", images::dockerfile),
     packed("layer", images::layer),
     // It writes many files.

@@ -193,6 +193,7 @@ targets![
     applied,
     partition,
     manifest,
+    exported,
     dockerfile,
     layer,
     archive,

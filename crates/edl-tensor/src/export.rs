@@ -30,6 +30,7 @@ const BUFFER: usize = 1 << 20;
 pub struct Card {
     pub job: String,
     pub version: u64,
+    #[serde(deserialize_with = "edl_core::nonfinite::map")]
     pub metrics: BTreeMap<String, f64>,
     pub model: ModelSpec,
 }

@@ -45,6 +45,8 @@ pub enum Error {
     Tensor { path: PathBuf, name: String, dtype: Dtype, shape: Vec<usize> },
     #[error("`{}` has {n_ids} ids for the {n_rows} rows of table `{table}`", path.display())]
     Rows { path: PathBuf, table: String, n_ids: usize, n_rows: usize },
+    #[error("`{}` has id {id} of table `{table}` twice", path.display())]
+    Repeated { path: PathBuf, table: String, id: u64 },
 }
 
 /// All parameters of a model.
@@ -64,8 +66,7 @@ impl ExportedModel {
     pub fn open(weights: &Path) -> Result<Self, Error> {
         let path = weights.with_file_name(CARD);
         let text = fs::read(&path).map_err(at("read", &path))?;
-        let card = serde_json::from_slice(&text).map_err(|source| Error::Card { path, source })?;
-        let model = Self { weights: weights.to_owned(), card };
+        let model = Self { weights: weights.to_owned(), card: parse_card(&text, &path)? };
         model.values()?;
         Ok(model)
     }
@@ -117,10 +118,25 @@ impl ExportedModel {
     fn values(&self) -> Result<Values, Error> {
         let path = &self.weights;
         let bytes = fs::read(path).map_err(at("read", path))?;
-        let tensors = SafeTensors::deserialize(&bytes);
-        let tensors = tensors.map_err(|source| Error::Weights { path: path.clone(), source })?;
-        read(&self.card.model, &tensors, path)
+        parse_values(&self.card.model, &bytes, path)
     }
+}
+
+/// Reads both files of an exported model, for fuzzers.
+pub(crate) fn parse(card: &[u8], weights: &[u8]) -> Result<(), Error> {
+    let card = parse_card(card, Path::new(CARD))?;
+    parse_values(&card.model, weights, Path::new(WEIGHTS))?;
+    Ok(())
+}
+
+fn parse_card(text: &[u8], path: &Path) -> Result<Card, Error> {
+    serde_json::from_slice(text).map_err(|source| Error::Card { path: path.to_owned(), source })
+}
+
+fn parse_values(model: &ModelSpec, bytes: &[u8], path: &Path) -> Result<Values, Error> {
+    let tensors = SafeTensors::deserialize(bytes);
+    let tensors = tensors.map_err(|source| Error::Weights { path: path.to_owned(), source })?;
+    read(model, &tensors, path)
 }
 
 fn read(model: &ModelSpec, tensors: &SafeTensors<'_>, path: &Path) -> Result<Values, Error> {
@@ -140,7 +156,8 @@ fn read(model: &ModelSpec, tensors: &SafeTensors<'_>, path: &Path) -> Result<Val
         let bytes = bytes(name, Dtype::F32, shape)?;
         Ok::<_, Error>(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
     };
-    let mut dense: Vec<f32> = Vec::with_capacity(model.dense_len());
+    // Grows with the file: the length that the card states may be any number.
+    let mut dense: Vec<f32> = Vec::new();
     for param in &model.params {
         let values: Vec<f32> = floats(&param.name, &param.shape)?;
         dense.extend(values);
@@ -159,9 +176,20 @@ fn read(model: &ModelSpec, tensors: &SafeTensors<'_>, path: &Path) -> Result<Val
             let (path, table) = (path.to_owned(), table.name.clone());
             return Err(Error::Rows { path, table, n_ids, n_rows });
         }
+        if let Some(id) = repeated(&ids) {
+            let (path, table) = (path.to_owned(), table.name.clone());
+            return Err(Error::Repeated { path, table, id });
+        }
         tables.push(Rows { ids, rows });
     }
     Ok(Values { dense, tables })
+}
+
+/// An id that is there more than once.
+fn repeated(ids: &[u64]) -> Option<u64> {
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 /// The partition of the config, with its part of the values.

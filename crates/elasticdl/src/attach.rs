@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cli::JobArg;
 use crate::cluster::{self, Target};
-use crate::console::eprint;
+use crate::console::{eprint, put_result};
 use crate::exit::Exit;
 use crate::jobs::Job;
 use crate::ui::{self, Ui, Watched};
@@ -33,7 +33,7 @@ pub(crate) fn attach(target: &Target, out: &mut dyn Write) -> anyhow::Result<Exi
         return Ok(Exit::Ok);
     }
     let exit = status.as_ref().map_or(Exit::Stopped, |status| Exit::of_state(status.state()));
-    write!(out, "{}", ui::summary(&handle, status.as_ref(), exit))?;
+    put_result(out, ui::summary(&handle, status.as_ref(), exit))?;
     Ok(exit)
 }
 

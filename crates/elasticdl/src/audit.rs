@@ -11,7 +11,7 @@ use edl_net::proto::{AuditReport, SkippedBatch};
 
 use crate::cli::StatusArgs;
 use crate::cluster::{self, Target};
-use crate::console::{counted, eprint, grouped, write_json};
+use crate::console::{counted, eprint, grouped, put_result, write_json};
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::Job;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     if args.json {
         write_json(&report, out)?;
     } else {
-        out.write_all(table(&report).as_bytes())?;
+        put_result(out, table(&report))?;
     }
     Ok(if report.clean { Exit::Ok } else { Exit::Failed })
 }

@@ -31,6 +31,49 @@ pub(crate) fn error(line: impl Display) {
     let _closed = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Standard output, which remembers whether its reader has closed it.
+pub(crate) struct Output<W> {
+    to: W,
+    pub(crate) is_closed: bool,
+}
+
+impl<W: Write> Output<W> {
+    pub(crate) fn new(to: W) -> Self {
+        Self { to, is_closed: false }
+    }
+
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        self.is_closed |= result.as_ref().is_err_and(is_closed);
+        result
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let result = self.to.write(buffer);
+        self.note(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.to.flush();
+        self.note(result)
+    }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// It is not an error if the reader has left.
+pub(crate) fn unless_closed(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })
+}
+
+/// Writes a result that the exit code repeats: a reader that has left must not change the code.
+pub(crate) fn put_result(out: &mut dyn Write, text: impl Display) -> io::Result<()> {
+    unless_closed(write!(out, "{text}"))
+}
+
 /// Writes a result as JSON.
 pub(crate) fn write_json(value: &impl Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
@@ -98,6 +141,25 @@ pub(crate) fn lane_range(lanes: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_closed_output_is_noted_and_no_error_for_a_result_that_the_exit_code_repeats() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut out = Output::new(Closed);
+        assert!(!out.is_closed);
+        assert!(put_result(&mut out, "job x failed\n").is_ok() && out.is_closed);
+        assert!(writeln!(out, "x").is_err());
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert!(unless_closed(Err(full)).is_err());
+    }
 
     #[test]
     fn numbers_and_spans_read_well() {

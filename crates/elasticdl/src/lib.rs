@@ -13,6 +13,7 @@ use edl_core::spec::{FieldType as _, JobType, LogLevel};
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, MasterArgs};
+use console::{Output, unless_closed};
 use exit::Exit;
 
 mod argv;
@@ -78,16 +79,16 @@ pub use host::{Host, Open, Python};
 /// Runs the command to its end and returns the exit code.
 pub fn main(args: Vec<OsString>, host: Host) -> u8 {
     host::set(host);
-    let mut out = io::stdout().lock();
+    let mut out = Output::new(io::stdout().lock());
     let ended = parse(args).and_then(|parsed| match parsed {
         Parsed::Command(command) => run(command, &mut out),
         Parsed::Printed(exit) => Ok(exit),
     });
-    let flushed = out.flush();
+    let flushed = unless_closed(out.flush());
     match ended.and_then(|exit| Ok(flushed.map(|()| exit)?)) {
         Ok(exit) => exit.code(),
         // The reader has closed the pipe, as in `elasticdl list | head -1`.
-        Err(error) if is_closed_pipe(&error) => Exit::Ok.code(),
+        Err(error) if out.is_closed && is_closed_pipe(&error) => Exit::Ok.code(),
         Err(error) => {
             console::error(format_args!("error: {error:#}"));
             exit::of_error(&error).code()
@@ -122,10 +123,10 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
             }
             let is_bare = argv.args.len() <= 1;
             if is_bare && error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                help::print_common(&mut io::stdout())?;
+                unless_closed(help::print_common(&mut io::stdout()))?;
                 return Ok(Parsed::Printed(Exit::Ok));
             }
-            error.print().context("cannot print help")?;
+            unless_closed(error.print()).context("cannot print help")?;
             // Help without `--help` means that a subcommand is missing, as in `elasticdl data`.
             Ok(Parsed::Printed(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
         }

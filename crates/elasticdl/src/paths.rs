@@ -32,14 +32,18 @@ fn absolute(path: &str) -> anyhow::Result<String> {
     if path.is_empty() || path.contains("://") || is_bare(path) {
         return Ok(path.to_owned());
     }
-    // Shells do not expand the tilde of `--output=~/model`.
-    let home = std::env::var("HOME").ok().filter(|home| !home.is_empty());
-    let path = match (path.strip_prefix("~/"), home) {
-        (Some(rest), Some(home)) => format!("{home}/{rest}"),
-        (Some(_) | None, _) => path.to_owned(),
-    };
+    let path = expanded(path);
     let whole = std::path::absolute(&path).with_context(|| format!("cannot resolve `{path}`"))?;
     Ok(whole.to_string_lossy().into_owned())
+}
+
+/// Expands a tilde: shells do not expand that of `--output=~/model`.
+pub(crate) fn expanded(path: &str) -> String {
+    let home = std::env::var("HOME").ok().filter(|home| !home.is_empty());
+    match (path.strip_prefix("~/"), home) {
+        (Some(rest), Some(home)) => format!("{home}/{rest}"),
+        (Some(_) | None, _) => path.to_owned(),
+    }
 }
 
 #[cfg(test)]

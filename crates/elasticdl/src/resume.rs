@@ -8,6 +8,7 @@ use crate::config::JobRequest;
 use crate::exit::refuse;
 use crate::jobs::{Home, Job};
 use crate::submit::{self, Ready, checks};
+use crate::trained::{self, FIELD};
 use crate::{config, custom_loop, flags, paths};
 
 pub(crate) enum Prepared {
@@ -52,9 +53,12 @@ pub(crate) fn described(
     given.remove("job_type");
     let mut spec = config::apply(&before, given)?;
     paths::make_absolute(&mut spec)?;
-    let pinned = &before.checkpoint_dir_for_init;
-    if std::path::Path::new(pinned).parent() == Some(spec.checkpoint_dir_for_init.as_ref()) {
-        // The same folder as before; the job keeps the checkpoint that was chosen from it.
+    let (pinned, named) = (&before.checkpoint_dir_for_init, flags::text(&request.given, FIELD));
+    let folder = std::path::Path::new(pinned).parent();
+    if folder == Some(spec.checkpoint_dir_for_init.as_ref())
+        || named.is_some_and(|named| trained::is_same_start(pinned, named, home))
+    {
+        // Named as before; the job keeps the checkpoint that was chosen then.
         spec.checkpoint_dir_for_init.clone_from(pinned);
     }
     spec.check_resumed(&before).map_err(|invalid| refuse(invalid.to_string()))?;

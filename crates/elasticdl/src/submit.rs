@@ -217,7 +217,7 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
     let runtime = crate::runtime()?;
     let spec = job.spec()?;
     let forks = forks.or_else(|| fork_server(&spec));
-    let exit = runtime.block_on(supervisor::run(&job, hold, resume, forks.clone(), &mut ui))?;
+    let exit = runtime.block_on(supervisor::run(&job, &hold, resume, forks.clone(), &mut ui))?;
     if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
         python::export(&job, &spec, forks.as_ref());
     }
@@ -225,7 +225,9 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
     if status.is_none() && exit == Exit::Failed {
         crate::logs::last_errors(&job).iter().for_each(console::error);
     }
-    write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
+    // Commands that wait for the end of the job may use all of its results.
+    drop(hold);
+    console::put_result(out, ui::summary(&job.handle(), status.as_ref(), exit))?;
     Ok(exit)
 }
 

@@ -90,16 +90,15 @@ enum Event {
     Tick,
 }
 
-/// Runs the job to its end, and returns how it ended. `hold` is the lock on the job.
-/// `forks` starts its Python processes.
+/// Runs the job to its end, and returns how it ended. `forks` starts its Python processes.
+/// The caller keeps the lock on the job until nothing else is written.
 pub(crate) async fn run(
     job: &Job,
-    hold: Hold,
+    _hold: &Hold,
     resume: bool,
     forks: Option<ForkServer>,
     ui: &mut Ui,
 ) -> anyhow::Result<Exit> {
-    let _held_to_the_end = hold;
     job.write_supervisor()?;
     let spec = job.spec()?;
     let programs = Programs::of(&spec);

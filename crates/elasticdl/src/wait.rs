@@ -8,7 +8,7 @@ use edl_core::job::JobState;
 
 use crate::cli::jobs::WaitArgs;
 use crate::cluster::{self, Target};
-use crate::console::span;
+use crate::console::{put_result, span};
 use crate::exit::{Exit, Refusal};
 use crate::jobs::Job;
 use crate::ui::{Ui, Watched};
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &WaitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
     match ended {
         Ended::Job(None) => Ok(Exit::Interrupted),
         Ended::Job(Some(state)) => {
-            writeln!(out, "job {handle} {state}")?;
+            put_result(out, format_args!("job {handle} {state}\n"))?;
             Ok(Exit::of_state(state))
         }
         Ended::Time(limit) => {

@@ -10,6 +10,7 @@ use edl_core::layout::Layout;
 use edl_core::optimizer::OptimizerKind;
 use edl_core::spec::Mode;
 use proptest::prelude::*;
+use safetensors::SafeTensors;
 
 use super::*;
 use crate::import::ExportedModel;
@@ -426,6 +427,36 @@ fn an_exported_model_read_back_is_the_same_model() {
 }
 
 #[test]
+fn an_exported_model_whose_metrics_are_not_finite_is_read_back() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let checkpoint = write(&job, dir.path(), 1, 5);
+    let metrics = [("loss".to_owned(), f64::NAN)].into();
+    let files = export::export(&checkpoint, dir.path(), &metrics, &|_| {}).unwrap();
+    let model = ExportedModel::open(&files.weights).unwrap();
+    assert!(model.card.metrics["loss"].is_nan());
+    assert!(model.write_checkpoint(&dir.path().join("imported"), 2).is_ok());
+}
+
+#[test]
+fn an_exported_table_with_the_same_id_twice_is_refused() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let checkpoint = write(&job, dir.path(), 1, 5);
+    let files = export::export(&checkpoint, dir.path(), &BTreeMap::new(), &|_| {}).unwrap();
+    let mut weights = fs::read(&files.weights).unwrap();
+    let (start, end) = {
+        let (n, header) = SafeTensors::read_metadata(&weights).unwrap();
+        let name = format!("{}.ids", job.model.tables[0].name);
+        let (start, end) = header.info(&name).unwrap().data_offsets;
+        (n + 8 + start, n + 8 + end)
+    };
+    assert!(end - start >= 16, "two ids");
+    weights.copy_within(start..start + 8, start + 8);
+    fs::write(&files.weights, &weights).unwrap();
+    let error = ExportedModel::open(&files.weights).unwrap_err().to_string();
+    assert!(error.contains(" twice"), "{error}");
+}
+
+#[test]
 fn files_that_are_no_exported_model_are_refused_by_name() {
     let (job, dir) = (job(), tempfile::tempdir().unwrap());
     let checkpoint = write(&job, dir.path(), 1, 5);
@@ -435,6 +466,11 @@ fn files_that_are_no_exported_model_are_refused_by_name() {
         (fs::read(&files.weights).unwrap(), fs::read_to_string(&files.card).unwrap());
     fs::write(&files.card, card.replace("\"w\"", "\"other\"")).unwrap();
     assert!(refused().contains("has no tensor `other` of type F32 and shape [9]"), "{}", refused());
+    // A length that no file has must not be allocated before the file is read.
+    let mut long: serde_json::Value = serde_json::from_str(&card).unwrap();
+    long["model"]["params"][0]["shape"] = serde_json::json!([1_u64 << 60]);
+    fs::write(&files.card, long.to_string()).unwrap();
+    assert!(refused().contains("and shape [1152921504606846976]"), "{}", refused());
     fs::write(&files.card, "{}").unwrap();
     assert!(refused().contains("model.json` does not describe a model"), "{}", refused());
     fs::write(&files.card, &card).unwrap();

@@ -189,6 +189,7 @@ fn a_job_that_cannot_be_resumed_or_loaded_is_refused_by_name() {
     home.train("done", &["--model_def=mnist_mlp", &data, "--max_step=3", "--num_workers=1"]);
     let from = format!("--checkpoint_dir_for_init={}", home.job_dir("done").display());
     let empty = format!("--checkpoint_dir_for_init={}", home.path().display());
+    let on = shipped_as("validation_data", "test");
     let rows: &[(&[&str], i32, &[&str])] = &[
         (&["train", "--job_name=done", &data], BAD_INPUT, &["`done`", "--resume", "--job_name"]),
         (&["train", "--resume=done", "--minibatch_size=8"], BAD_INPUT, &["--minibatch_size"]),
@@ -198,11 +199,13 @@ fn a_job_that_cannot_be_resumed_or_loaded_is_refused_by_name() {
         (&["train", &from, "--model_def=mnist_cnn"], BAD_INPUT, &["`mnist_mlp`", "`mnist_cnn`"]),
         (&["evaluate", &from, "--model_def=mnist_cnn"], BAD_INPUT, &["`mnist_mlp`", "--model_def"]),
         (
-            &["evaluate", &from, "--model_params=hidden=7"],
+            &["evaluate", &from, "--model_params=hidden=7", &on],
             BAD_INPUT,
             &["`mnist_mlp`", "--model_params"],
         ),
         (&["evaluate"], BAD_INPUT, &["`elasticdl evaluate MODEL`"]),
+        (&["evaluate", "done"], BAD_INPUT, &["without validation data; set --validation_data"]),
+        (&["evaluate", "done", "--partitions=7"], BAD_INPUT, &["32 partitions", "--partitions"]),
         (&["evaluate", "dune"], BAD_INPUT, &["trained model `dune` not found"]),
         (&["predict", "done", &from], BAD_INPUT, &["`done`", "--checkpoint_dir_for_init"]),
         (&["export", "Cargo.toml"], BAD_INPUT, &["`Cargo.toml` is not a trained model"]),

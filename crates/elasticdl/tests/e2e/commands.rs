@@ -24,7 +24,8 @@ fn long_job(data: &str) -> Vec<&str> {
 fn train_mlp(home: &Home) {
     let (training, validation) =
         (shipped_as("training_data", "test"), shipped_as("validation_data", "test"));
-    home.train("mlp", &["--model_def=mnist_mlp", &training, &validation, "--num_epochs=2"]);
+    let more = ["--num_epochs=2", "--partitions=5"];
+    home.train("mlp", &[&["--model_def=mnist_mlp", &training, &validation], &more[..]].concat());
 }
 
 fn last_metrics(status: &Value) -> Vec<(String, f64)> {
@@ -152,6 +153,13 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
     assert_eq!(waited.status.code(), Some(3));
     assert_eq!(waited.stdout, b"job bg stopped\n");
     let stopped = home.status("bg");
+    for command in ["wait", "attach"] {
+        // As for `elasticdl wait bg | true`.
+        let (reader, closed) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let status = home.command(&[command, "bg"]).stdout(closed).status().expect("it runs");
+        assert_eq!(status.code(), Some(3), "`{command}` to a reader that has left");
+    }
     assert_eq!(stopped["state"], "stopped");
     assert!(stopped["records_done"].as_u64() < Some(2 * N_RECORDS), "{stopped:#}");
 
