@@ -94,12 +94,11 @@ pub fn write_file(dir: &Path, snapshot: &Snapshot) -> Result<FileEntry, Error> {
     let name = file_name(partition);
     let write = |file: &mut File| codec::encode(snapshot, file);
     let written = write_atomically(dir, &name, write, |from, to| fs::rename(from, to));
-    let (bytes, checksum) = written.map_err(|error| match error {
-        Error::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            Error::Gone { path: dir.to_owned() }
-        }
-        other => other,
-    })?;
+    let is_gone = |source: &io::Error| source.kind() == io::ErrorKind::NotFound;
+    if matches!(&written, Err(Error::File { source, .. }) if is_gone(source)) {
+        return Err(Error::Gone { path: dir.to_owned() });
+    }
+    let (bytes, checksum) = written?;
     let checksum = checksum_text(checksum);
     Ok(FileEntry { partition, name, bytes, checksum, updates: snapshot.header.updates })
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The memory that an export takes; `src/checkpoint/tests.rs` looks at what it writes. Memory is
 //! that of the whole process, so this is the only test of its binary.
-#![expect(clippy::print_stdout, reason = "helpers of tests print, too")]
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::BTreeMap;

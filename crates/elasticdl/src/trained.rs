@@ -34,8 +34,8 @@ pub(crate) struct Trained {
 
 #[derive(Debug)]
 pub(crate) enum Source {
-    Checkpoint(Checkpoint),
-    Exported(ExportedModel),
+    Checkpoint(Box<Checkpoint>),
+    Exported(Box<ExportedModel>),
 }
 
 impl Trained {
@@ -92,7 +92,7 @@ impl Trained {
         let spec = job.spec()?;
         let newest = job.newest_checkpoint(&spec).map_err(|error| unusable(&error))?;
         let source = match newest {
-            Some(checkpoint) => Source::Checkpoint(checkpoint),
+            Some(checkpoint) => Source::Checkpoint(Box::new(checkpoint)),
             None => {
                 let weights = job.paths().output(&spec).join(WEIGHTS);
                 if !weights.is_file() {
@@ -101,7 +101,7 @@ impl Trained {
                         job.handle()
                     )));
                 }
-                Source::Exported(open(&weights)?)
+                Source::Exported(Box::new(open(&weights)?))
             }
         };
         Ok(Self { source, writer: Some(spec) })
@@ -109,7 +109,7 @@ impl Trained {
 
     fn of_checkpoint(checkpoint: Checkpoint) -> Self {
         let writer = around(&checkpoint.path);
-        Self { source: Source::Checkpoint(checkpoint), writer }
+        Self { source: Source::Checkpoint(Box::new(checkpoint)), writer }
     }
 
     fn exported(weights: &Path, home: &Home) -> anyhow::Result<Self> {
@@ -122,7 +122,7 @@ impl Trained {
             let output = std::fs::canonicalize(job.paths().output(&spec)).ok()?;
             (folder == output).then_some(spec)
         });
-        Ok(Self { source: Source::Exported(model), writer })
+        Ok(Self { source: Source::Exported(Box::new(model)), writer })
     }
 
     pub(crate) fn model(&self) -> &ModelSpec {
@@ -160,7 +160,8 @@ impl Trained {
             None if !is_given("model_def") => spec.model_def.clone_from(&self.model().name),
             Some(_) | None => {}
         }
-        if let Source::Checkpoint(Checkpoint { path, manifest }) = &self.source {
+        if let Source::Checkpoint(checkpoint) = &self.source {
+            let Checkpoint { path, manifest } = &**checkpoint;
             // A partition of the job is loaded from one of the checkpoint.
             let (theirs, ours) = (manifest.layout().with_segments().end, spec.partitions);
             if is_given("partitions") && theirs != ours {
@@ -217,10 +218,12 @@ pub(crate) fn is_same_start(pinned: &str, named: &str, home: &Home) -> bool {
     let (Ok(found), false) = (Trained::find(named, home), pinned.is_empty()) else { return false };
     let pinned = Path::new(pinned);
     match found.source {
-        Source::Checkpoint(Checkpoint { path, .. }) => {
+        Source::Checkpoint(checkpoint) => {
+            let path = &checkpoint.path;
             path == pinned || path.parent() == pinned.parent() && !is_checkpoint(named)
         }
-        Source::Exported(ExportedModel { card, .. }) => {
+        Source::Exported(model) => {
+            let card = model.card;
             Checkpoint::open(pinned).is_ok_and(|Checkpoint { manifest, .. }| {
                 let theirs = (manifest.job, manifest.version, manifest.model);
                 pinned.ends_with(IMPORTED) && theirs == (card.job, card.version, card.model)

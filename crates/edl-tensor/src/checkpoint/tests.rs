@@ -374,7 +374,7 @@ fn an_exported_model_holds_every_parameter_under_its_name() {
     let read: u64 = Checkpoint::open(&folder).unwrap().manifest.files.iter().map(|f| f.bytes).sum();
     assert_eq!(n_bytes.get(), read + bytes.len() as u64);
     assert!(n_steps.get() > 4, "every partition is reported by itself");
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(bytes, safetensors::serialize(tensors.tensors(), None).unwrap());
     let floats = |name: &str| -> Vec<f32> { numbers(tensors.tensor(name).unwrap().data()) };
     let trained = trained(&job);
