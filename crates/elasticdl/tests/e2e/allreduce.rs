@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::harness::{
     Home, Instance, N_RECORDS, PATIENCE, Running, instances, n_running, shared, shipped_as, signal,
-    stderr,
+    stderr, try_signal,
 };
 
 /// 2,000 records in steps of 4 × 16: 32 steps per epoch, and the last one is short.
@@ -159,8 +159,7 @@ fn weights_are_bit_identical_when_workers_are_killed() {
     for wanted in (4..STEPS).step_by(4) {
         at(&mut killed, wanted, |job| {
             if let Some(victim) = workers(job).first() {
-                signal(victim.pid, Signal::KILL);
-                n_killed += 1;
+                n_killed += usize::from(try_signal(victim.pid, Signal::KILL));
             }
         });
     }
@@ -175,7 +174,11 @@ fn weights_are_bit_identical_when_a_worker_freezes_for_a_while() {
     let was_frozen = at(&mut frozen, 12, |job| {
         let victim = workers(job).first().expect("a worker").pid;
         signal(victim, Signal::STOP);
-        std::thread::sleep(Duration::from_secs(3));
+        job.wait_until("a world without it", |status| {
+            let events = status["events"].as_array().into_iter().flatten();
+            let mut texts = events.filter_map(|event| event["text"].as_str());
+            texts.any(|text| text.contains("did not respond for"))
+        });
         signal(victim, Signal::CONT);
     });
     assert!(was_frozen);
@@ -208,6 +211,7 @@ fn weights_are_bit_identical_when_masters_are_killed() {
         assert!(was_killed, "the job ended before step {wanted}");
     }
     SAME_BITS.assert(&home, "no-master", no_master);
+    assert_eq!(home.status("no-master")["term"], 3, "the master was replaced twice");
 }
 
 #[test]

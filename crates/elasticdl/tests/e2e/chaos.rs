@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use edl_core::rng::Rng;
 use rustix::process::Signal;
 
-use crate::harness::{Home, Running, assert_exactly_once, shipped, signal};
+use crate::harness::{Home, Running, assert_exactly_once, shipped, signal, try_signal};
 
 const EPOCHS: u32 = 3;
 const FAULTS: u64 = 8;
@@ -105,7 +105,8 @@ fn survive(name: &str, seed: u64, round: usize, more: &[&str]) {
     assert_exactly_once(&home, name, EPOCHS, round);
 }
 
-/// Injects a random fault into a random process; returns a description of the fault.
+/// Injects a random fault into a random process; returns a description of the fault. None if the
+/// process exited before it.
 pub(crate) fn inject_fault(job: &mut Running, rng: &mut Rng) -> Option<String> {
     let instances = job.instances();
     if instances.is_empty() {
@@ -114,21 +115,17 @@ pub(crate) fn inject_fault(job: &mut Running, rng: &mut Rng) -> Option<String> {
     let target = &instances[usize::try_from(rng.below(instances.len() as u64)).expect("small")];
     let action = rng.below(4);
     let pause = Duration::from_millis(200 + rng.below(2500));
-    match (target.role.as_str(), action) {
-        (_, 0) => {
-            signal(target.pid, Signal::STOP);
-            std::thread::sleep(pause);
-            signal(target.pid, Signal::CONT);
-            Some(format!("froze and resumed {target:?}"))
-        }
+    let (sent, what) = match (target.role.as_str(), action) {
+        (_, 0) => (Signal::STOP, "froze and resumed"),
         // Not the master: a master that is frozen forever is not replaced.
-        ("ps" | "worker", 1) => {
-            signal(target.pid, Signal::STOP);
-            Some(format!("froze {target:?} forever"))
-        }
-        _ => {
-            signal(target.pid, Signal::KILL);
-            Some(format!("killed {target:?}"))
-        }
+        ("ps" | "worker", 1) => (Signal::STOP, "froze for good"),
+        _ => (Signal::KILL, "killed"),
+    };
+    let is_hit = try_signal(target.pid, sent);
+    if is_hit && action == 0 {
+        std::thread::sleep(pause);
+        // By now, it may have been replaced.
+        try_signal(target.pid, Signal::CONT);
     }
+    is_hit.then(|| format!("{what} {target:?}"))
 }

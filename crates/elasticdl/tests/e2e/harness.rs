@@ -133,8 +133,8 @@ impl Drop for Home {
             };
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             let is_ours = environment.split(|byte| *byte == 0).any(|word| word == ours.as_bytes());
-            if is_ours && is_alive(pid) {
-                signal(pid, Signal::KILL);
+            if is_ours {
+                try_signal(pid, Signal::KILL);
             }
         }
     }
@@ -219,9 +219,10 @@ impl Running {
     /// Sends SIGKILL to all processes at once, to the supervisor first.
     pub(crate) fn kill_all(&mut self) {
         let all = self.instances();
-        signal(self.pid(), Signal::KILL);
+        try_signal(self.pid(), Signal::KILL);
         for instance in all {
-            signal(instance.pid, Signal::KILL);
+            // It may have exited with its supervisor.
+            try_signal(instance.pid, Signal::KILL);
         }
         self.child.wait().expect("a child");
     }
@@ -284,11 +285,15 @@ pub(crate) fn instances(status: &Value) -> Vec<Instance> {
     status["instances"].as_array().into_iter().flatten().filter_map(instance).collect()
 }
 
-/// Sends a signal; it is fine if the process has already exited.
+/// Sends a signal to a process that must be there to get it: otherwise, a test would pass without its
+/// fault.
 pub(crate) fn signal(pid: i32, signal: Signal) {
-    if let Some(pid) = Pid::from_raw(pid) {
-        let _ = kill_process(pid, signal);
-    }
+    assert!(try_signal(pid, signal), "process {pid} had already exited");
+}
+
+/// Sends a signal; returns whether the process was still there to get it.
+pub(crate) fn try_signal(pid: i32, signal: Signal) -> bool {
+    is_alive(pid) && Pid::from_raw(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
 }
 
 pub(crate) fn is_alive(pid: i32) -> bool {

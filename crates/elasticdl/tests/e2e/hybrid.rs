@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::allreduce::{SameBits, at, audit, exported};
 use crate::chaos::inject_fault;
-use crate::harness::{Home, Running, shipped, signal, stderr};
+use crate::harness::{Home, Running, shipped, signal, stderr, try_signal};
 use crate::oracle;
 
 /// 9,994 records in steps of 4 × 12: the last of an epoch has 10, the others 48.
@@ -87,18 +87,16 @@ fn pid_of(job: &Running, role: &str) -> Option<i32> {
     job.instances().into_iter().find(|instance| instance.role == role).map(|found| found.pid)
 }
 
-/// Kills one process of a role at each of the steps; at least one kill must succeed.
-fn kill(job: &mut Running, role: &str, steps: impl IntoIterator<Item = u64>) {
+/// Kills one process of a role at each of the steps; at least `least` kills must succeed.
+fn kill(job: &mut Running, role: &str, steps: impl IntoIterator<Item = u64>, least: usize) {
     let mut n_killed = 0;
     for wanted in steps {
         at(job, wanted, |job| {
-            if let Some(pid) = pid_of(job, role) {
-                signal(pid, Signal::KILL);
-                n_killed += 1;
-            }
+            let is_killed = pid_of(job, role).is_some_and(|pid| try_signal(pid, Signal::KILL));
+            n_killed += usize::from(is_killed);
         });
     }
-    assert!(n_killed > 0, "the job ended before a {role} could be killed");
+    assert!(n_killed >= least, "only {n_killed} kills of a {role} before the job ended");
 }
 
 /// Whether the job recorded an event of this kind.
@@ -127,7 +125,7 @@ fn weights_are_bit_identical_when_workers_are_killed() {
     let home = Home::new();
     people(&home);
     let mut killed = job(&home, "killed", (3, 1), &[]);
-    kill(&mut killed, "worker", (20..STEPS).step_by(70));
+    kill(&mut killed, "worker", (20..STEPS).step_by(70), 2);
     SAME_BITS.assert(&home, "killed", killed);
     assert!(has_event(&home, "killed", "worker_killed"));
     assert!(!has_event(&home, "killed", "restored"), "survivors continue from their own memory");
@@ -138,7 +136,7 @@ fn weights_are_bit_identical_when_servers_are_killed() {
     let home = Home::new();
     people(&home);
     let mut no_servers = job(&home, "no-servers", (2, 2), &["--checkpoint_steps=10"]);
-    kill(&mut no_servers, "ps", [65, 250]);
+    kill(&mut no_servers, "ps", [65, 250], 2);
     SAME_BITS.assert(&home, "no-servers", no_servers);
     assert!(has_event(&home, "no-servers", "restored"));
 }
@@ -148,8 +146,9 @@ fn weights_are_bit_identical_when_masters_are_killed() {
     let home = Home::new();
     people(&home);
     let mut no_master = job(&home, "no-master", (2, 1), &[]);
-    kill(&mut no_master, "master", [40, 200]);
+    kill(&mut no_master, "master", [40, 200], 2);
     SAME_BITS.assert(&home, "no-master", no_master);
+    assert_eq!(home.status("no-master")["term"], 3, "the master was replaced twice");
 }
 
 #[test]

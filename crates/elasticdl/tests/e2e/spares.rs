@@ -74,9 +74,10 @@ fn a_spare_is_in_the_next_world_and_the_weights_stay_bit_identical() {
     assert_eq!(workers(&status, "working").len(), 2, "{status:#}");
     let joins = number(&status, "worker-3 joined");
     assert!(joins.is_none_or(|joins| joins > number(&status, &in_world).unwrap()), "{status:#}");
-    at(&mut job, 30, |job| {
+    let was_killed = at(&mut job, 30, |job| {
         let trainer = job.instances().into_iter().find(|i| i.state == "working");
         signal(trainer.expect("a trainer").pid, Signal::KILL);
     });
+    assert!(was_killed, "the job ended before step 30");
     SAME_BITS.assert(&home, "spares", job);
 }

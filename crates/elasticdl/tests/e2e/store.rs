@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::harness::{
     Home, Running, assert_exactly_once, has_checkpoint, instances, shipped_as, signal, stderr,
+    try_signal,
 };
 
 fn start(home: &Home, name: &str, more: &[&str]) -> Running {
@@ -183,6 +184,7 @@ fn a_job_whose_workers_die_while_they_write_leaves_only_complete_checkpoints() {
         &flag,
     ];
     let mut job = start(&home, "incomplete", &more);
+    let mut n_killed = 0;
     for _ in 0..4 {
         job.wait_until("two workers", |status| {
             let all = instances(status);
@@ -195,10 +197,11 @@ fn a_job_whose_workers_die_while_they_write_leaves_only_complete_checkpoints() {
             std::thread::yield_now();
         }
         let all = job.instances();
-        let Some(worker) = all.iter().find(|i| i.role == "worker") else { continue };
-        signal(worker.pid, Signal::KILL);
+        let worker = all.iter().find(|i| i.role == "worker").expect("a worker");
+        n_killed += u32::from(try_signal(worker.pid, Signal::KILL));
     }
     job.wait_for_success();
+    assert!(n_killed >= 3, "only {n_killed} workers were killed");
     let (complete, incomplete) = folders(&folder);
     assert!(!complete.is_empty() && incomplete.is_empty(), "left behind: {incomplete:?}");
     let sockets =

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::disk::Mounted;
 use crate::harness::{
     Home, PATIENCE, Running, free_port, has_checkpoint, print_note, shipped, shipped_as, signal,
+    try_signal,
 };
 
 /// Creates a job and injects the fault.
@@ -342,8 +343,7 @@ fn resumed(home: &Home) -> Scene {
 
 fn kill_one(job: &Running, role: &str) -> bool {
     let all = job.instances();
-    let found = all.iter().find(|instance| instance.role == role && instance.pid > 0);
-    found.inspect(|instance| signal(instance.pid, Signal::KILL)).is_some()
+    all.iter().any(|instance| instance.role == role && try_signal(instance.pid, Signal::KILL))
 }
 
 /// A copy of the shipped data.
@@ -460,7 +460,7 @@ fn killed_master(home: &Home) -> Scene {
         let info: Value = serde_json::from_slice(&info).unwrap_or_default();
         let pid = info["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(last);
         if pid != last {
-            signal(pid, Signal::KILL);
+            try_signal(pid, Signal::KILL);
             last = pid;
         }
         std::thread::yield_now();
