@@ -24,7 +24,7 @@ const readToken = () => {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
     sessionStorage.setItem("token", given);
-    history.replaceState(null, "", location.pathname);
+    history.replaceState(null, "", location.pathname + location.search);
   }
   return sessionStorage.getItem("token") || "";
 };
@@ -78,6 +78,8 @@ const follow = () => {
     if (isOver) source.close();
   };
   source.onmessage = ({ data }) => {
+    // Without the history, the plots would show a moment.
+    if (model.known < 0) return refresh();
     const news = JSON.parse(data);
     const last = model.samples[model.samples.length - 1];
     if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
@@ -144,38 +146,46 @@ const drawTiles = (status) => {
   }));
 };
 const start = () => model.samples.length ? model.samples[0].at_secs : 0;
+/// Seconds after the start at which the model had this version.
+const secsAt = (version) => {
+  const samples = model.samples;
+  let [low, high] = [0, samples.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (samples[middle].step < version) low = middle + 1;
+    else high = middle;
+  }
+  return samples.length ? samples[low].at_secs - start() : 0;
+};
+const COLOURS = ["redo", "communicate", "compute", "heal", "checkpoint"].map(css);
+/// The name of a metric without the data that it was measured on: `loss` of `val_loss`.
+const base = (name) => name.replace(/^(train|training|val|valid|validation|eval|test)[_/.]/, "");
 const drawCurves = (status) => {
   const t0 = start(), trained = model.samples.filter((s) => s.step > 0);
-  const over = (pick, all = trained) => all.map((s) => [s.at_secs - t0, pick(s)]);
-  const plots = [
-    ["Loss", over((s) => s.loss), "var(--compute)", {}],
-    ["Records/s", over((s) => s.records_per_second), "var(--communicate)", { zero: true }],
-    ["Learning rate", over((s) => s.learning_rate), "var(--checkpoint)", { zero: true }],
-    ["Active workers", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
-  ];
+  const over = (pick, all = trained) => all.map((s) => [s.at_secs - t0, s.step, pick(s)]);
+  const plots = new Map();
+  const add = (title, line, options = {}) => {
+    if (!plots.has(title)) plots.set(title, { lines: [], ...options });
+    plots.get(title).lines.push(line);
+  };
+  add("Loss", { name: "training", colour: css("compute"), points: over((s) => s.loss) });
+  add("Speed", { name: "all workers", colour: css("communicate"), points: over((s) => s.records_per_second) }, { unit: "records/s", zero: true });
+  add("Learning rate", { name: "learning rate", colour: css("checkpoint"), points: over((s) => s.learning_rate) }, { zero: true, plain: true });
+  add("Active workers", { name: "workers", colour: css("heal"), points: over((s) => s.workers, model.samples) }, { zero: true, whole: true, plain: true });
   const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
-  const at = (version) => (model.samples.find((s) => s.step >= version) || model.samples[model.samples.length - 1] || { at_secs: t0 }).at_secs - t0;
   for (const name of names) {
-    plots.push([`Evaluation: ${name}`, status.evaluations.filter((e) => name in e.metrics).map((e) => [at(e.version), e.metrics[name]]), "var(--redo)", { dots: true }]);
+    const points = status.evaluations.filter((e) => name in e.metrics).map((e) => [secsAt(e.version), e.version, e.metrics[name]]);
+    add(name === "loss" ? "Loss" : `Evaluation: ${name}`, { name: "validation", colour: css("redo"), dots: true, points });
   }
-  for (const [name, points] of Object.entries(model.logged).sort()) plots.push([`Logged: ${name}`, points.map(([step, value]) => [at(step), value]), "var(--redo)", { dots: points.length < 60 }]);
+  for (const [name, logged] of Object.entries(model.logged).sort()) {
+    const title = `Logged: ${base(name)}`, colour = COLOURS[(plots.get(title)?.lines.length || 0) % COLOURS.length];
+    add(title, { name, colour, dots: logged.length < 60, points: logged.map(([step, value]) => [secsAt(step), step, value]) });
+  }
   // All boxes first: they share the width.
-  const boxes = plots.map(([name]) => {
-    let box = [...$("plots").children].find((figure) => figure.dataset.plot === name);
-    if (!box) {
-      box = el("figure", { className: "card plot" }, el("figcaption", {}, name, el("span")), el("div"));
-      box.dataset.plot = name;
-      $("plots").append(box);
-    }
-    return box;
-  });
-  for (const [place, [name, points, colour, options]] of plots.entries()) {
-    const box = boxes[place];
-    const last = points.length ? points[points.length - 1][1] : NaN;
-    box.querySelector("span").textContent = short(last);
-    box.dataset.points = points.length;
-    curve(box.lastElementChild, name, points, colour, options);
-  }
+  const charts = [...plots].map(([title, { lines, unit, plain, ...options }]) =>
+    Object.assign(chartOf(title, $("plots")), { lines: lines.map(finite), unit, plain, options }));
+  const range = rangeOf(charts);
+  for (const chart of charts) drawChart(chart, range);
 };
 const stack = (spent, label) => {
   const total = KINDS.reduce((sum, kind) => sum + spent[kind], 0) || 1;
@@ -207,9 +217,14 @@ const drawGoodput = (status) => {
     const [before, after] = [model.samples[n - few], model.samples[n]];
     const parts = after.spent.map((secs, kind) => Math.max(0, secs - before.spent[kind]));
     const sum = parts.reduce((a, b) => a + b, 0);
-    if (sum > 0) columns.push({ x: after.at_secs - start(), parts: parts.map((part) => part / sum) });
+    if (sum > 0) columns.push({ at: [after.at_secs - start(), after.step], parts: parts.map((part) => part / sum) });
   }
-  shares($("mix"), `Shares of the workers' time: ${KINDS.map((k) => `${words(k)} ${(goodput.workers[k] * 100 / total).toFixed(1)} %`).join(", ")}`, columns, KINDS.map(css));
+  const chart = Object.assign(chartOf("All workers over time", $("mix")), { unit: "%" });
+  chart.lines = KINDS.map((kind, n) => ({ name: words(kind), colour: css(kind), points: columns.map(({ at, parts }) => [...at, parts[n] * 100]) }));
+  const label = `Shares of the workers' time: ${KINDS.map((k) => `${words(k)} ${(goodput.workers[k] * 100 / total).toFixed(1)} %`).join(", ")}`;
+  const shown = columns.map(({ at, parts }) => ({ x: at[AXES[view.axis].of], parts, at })).filter(({ at }) => isShown(at));
+  chart.place = shares(chart.box, label, shown, KINDS.map(css), rangeOf([chart]), { text: AXES[view.axis].text });
+  mark(chart);
   const sum = (spent) => KINDS.reduce((all, kind) => all + spent[kind], 0);
   const rows = [["all workers", goodput.workers], ["all servers", goodput.servers]];
   for (const i of status.instances) if (i.spent && sum(i.spent) > 0) rows.push([`${i.role}-${i.id}`, i.spent]);
@@ -308,6 +323,7 @@ $("sure-yes").onclick = () => { $("sure").close(); wish("api/stop"); };
 addEventListener("resize", () => { if (model.status) draw(); });
 
 // ---- start ----
+readChoices();
 const data = $("data").textContent.trim();
 if (data) {
   model.isFrozen = true;
