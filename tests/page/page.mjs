@@ -150,6 +150,13 @@ const run = async (browser) => {
   await page.waitForFunction((before) => document.querySelector('[data-plot="Loss"] .curve').getAttribute("d") !== before, before);
   await examine(page);
 
+  // The job, its data and its machine; what every process uses.
+  const facts = await page.locator("#facts").textContent();
+  for (const part of ["train --job_name=seen", "commit ", "/train (10,000 records)", "/test (", " cores", "GiB of memory"]) assert(facts.includes(part), `${part}: ${facts}`);
+  const fields = await page.locator("#fields").textContent();
+  for (const part of ["model_params", "sleep_ms=20", "num_epochs2000"]) assert(fields.includes(part), `${part}: ${fields}`);
+  assert(!fields.includes("seed"), fields);
+
   // Kill a worker with its button; another one replaces it.
   await page.locator(`${row("worker-0")} button`, { hasText: "Kill" }).click();
   await page.locator("#events", { hasText: "worker-0 was killed (SIGKILL)" }).waitFor();

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
+use crate::about::About;
 use crate::audit::Audits;
 use crate::checkpoints::{Checkpoints, or_failed};
 use crate::data::Data;
@@ -105,7 +106,9 @@ impl Engine {
         let (inputs, queue) = mpsc::channel(INPUTS);
         let checkpoints = Checkpoints::new(&config, &job_config, &data);
         checkpoints.sweep();
-        let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        let mut journal =
+            Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        journal.history.about = About::new(&config.job_dir, &config.spec, &data, config.build);
         if config.resume {
             // The script may evaluate in another way now. Workers recreate the folder.
             let _ = std::fs::remove_dir_all(config.job_dir.evaluations());

@@ -13,6 +13,7 @@ use edl_core::series::Series;
 use edl_net::proto::{self, JobStatus};
 use serde::{Deserialize, Serialize};
 
+use crate::about::About;
 use crate::logged::Curves;
 
 /// Points of a curve: more than a screen has pixels for.
@@ -35,6 +36,9 @@ pub(crate) struct History {
     /// Metrics of a custom training loop.
     #[serde(default)]
     pub logged: Curves,
+    /// As the last master has found it.
+    #[serde(default)]
+    pub about: About,
 }
 
 /// The job at one moment.
@@ -81,6 +85,7 @@ impl History {
             events: VecDeque::new(),
             goodput: Goodput::default(),
             logged: Curves::default(),
+            about: About::default(),
         }
     }
 
@@ -213,6 +218,7 @@ impl History {
             "lives": self.processes,
             "events": self.events,
             "logged": self.logged.to_json(),
+            "about": self.about,
         })
     }
 }

@@ -4,6 +4,7 @@
 //! It turns messages into events, asks the machine, and performs the effects in order. It
 //! decides nothing itself.
 
+mod about;
 mod audit;
 mod checkpoints;
 mod commands;
@@ -49,6 +50,7 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::about::Build;
 pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::journal::take_rest as take_rest_of_logged;
@@ -81,6 +83,7 @@ pub struct Config {
     pub ip: Option<IpAddr>,
     /// How long an earlier master may still hold the job's store.
     pub store_patience: Duration,
+    pub build: Build,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -100,7 +100,6 @@ pub(crate) async fn run(
     ui: &mut Ui,
 ) -> anyhow::Result<Exit> {
     let _held_to_the_end = hold;
-    job.write_supervisor()?;
     let spec = job.spec()?;
     let programs = Programs::of(&spec);
     if programs.is_none() {

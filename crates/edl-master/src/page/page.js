@@ -13,6 +13,7 @@ const GOOD = /joined|succeeded|restored|formed|resumed/;
 const FINAL = ["succeeded", "failed", "stopped"];
 const MAX_SAMPLES = 2000;
 const css = (kind) => `var(--${kind})`;
+const bytes = (number) => number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(1)} GiB` : `${Math.round(number / 2 ** 20)} MiB`;
 const words = (kind) => kind.replaceAll("_", " ");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
@@ -46,6 +47,7 @@ const remember = (events) => {
   if (model.events.size > 600) for (const key of [...model.events.keys()].slice(0, model.events.size - 500)) model.events.delete(key);
 };
 const takeAll = ({ status, history, lives }) => {
+  drawAbout(history.about);
   model.samples = history.samples;
   model.lives = history.lives;
   model.known = lives;
@@ -299,6 +301,20 @@ const drawProcesses = (status) => {
   // Rows that stay are not removed, so that a focused button keeps the focus.
   for (const row of [...body.rows]) if (!rows.includes(row)) row.remove();
   rows.forEach((row, place) => { if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] || null); });
+};
+const drawAbout = (about) => {
+  $("about").hidden = !about || !about.version;
+  if ($("about").hidden) return;
+  const { command, fields, version, commit, data, machine } = about;
+  const has = [machine.cpu, machine.cores === 1 ? "1 core" : `${machine.cores} cores`, machine.memory_bytes && `${bytes(machine.memory_bytes)} of memory`, machine.instruction_set];
+  const facts = [
+    ["Command", command && el("code", {}, command)],
+    ["Version", [version, commit && `commit ${commit}`].filter(Boolean).join(", ")],
+    ...data.map(({ name, path, records }) => [`${name[0].toUpperCase()}${name.slice(1)} data`, `${path} (${whole(records)} records)`]),
+    ["Machine of the master", has.filter(Boolean).join(", ")],
+  ];
+  $("facts").replaceChildren(...facts.filter(([, value]) => value).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  $("fields").tBodies[0].replaceChildren(...fields.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value))));
 };
 let shownEvents = "";
 const drawEvents = () => {
