@@ -156,6 +156,12 @@ const run = async (browser) => {
   const fields = await page.locator("#fields").textContent();
   for (const part of ["model_params", "sleep_ms=20", "num_epochs2000"]) assert(fields.includes(part), `${part}: ${fields}`);
   assert(!fields.includes("seed"), fields);
+  for (const name of ["master", "ps-0", "worker-1"]) {
+    await page.locator(row(name), { hasText: /\d\.\d\d cores\d+ MiB/ }).waitFor();
+    const { cpu_secs, memory_bytes } = JSON.parse(await elasticdl("status", "seen", "--json")).usage[name];
+    assert(cpu_secs > 0 && memory_bytes > 1 << 20, name);
+  }
+  await page.locator('[data-tile="CPU"]', { hasText: /MiB of memory/ }).waitFor();
 
   // Kill a worker with its button; another one replaces it.
   await page.locator(`${row("worker-0")} button`, { hasText: "Kill" }).click();

@@ -40,7 +40,7 @@ use crate::service::{self, Input, Inputs, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Error, Port, http, page};
+use crate::{Addresses, Config, Error, Port, http, page, usage};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 pub(crate) const INPUTS: usize = 1024;
@@ -448,11 +448,12 @@ impl Engine {
         }
         // The HTTP server itself always subscribes.
         if self.updates.receiver_count() > 1 {
-            self.updates.send_replace(page::update(
-                &status,
-                &self.journal.history,
-                self.n_process_changes,
-            ));
+            // On Kubernetes, the processes are on other machines.
+            let is_local = self.config.ip.is_none();
+            let usage = is_local.then(|| usage::of_job(&status)).unwrap_or_default();
+            let history = &self.journal.history;
+            let update = page::update(&status, history, &usage, self.n_process_changes);
+            self.updates.send_replace(update);
         }
         health.send_replace(self.job.state());
     }

@@ -29,6 +29,7 @@ mod status;
 mod store;
 mod tensorboard;
 mod trace;
+pub mod usage;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

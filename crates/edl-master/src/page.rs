@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page: one self-contained file, live from the master or saved in the job's folder.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use edl_core::job_dir::JobDir;
@@ -9,6 +10,7 @@ use edl_page::Page;
 use serde_json::json;
 
 use crate::history::History;
+use crate::usage::Usage;
 
 /// The page, with a place for the data of a job that has ended.
 const PAGE: Page = Page {
@@ -23,8 +25,14 @@ const MAX_EVALUATIONS: usize = 60;
 
 /// What is new for watchers of the page. `lives` grows whenever a process came or went, so readers
 /// request the history again.
-pub(crate) fn update(status: &JobStatus, history: &History, lives: u64) -> Arc<str> {
-    json!({ "status": drawn(status), "sample": history.samples.last(), "lives": lives })
+pub(crate) fn update(
+    status: &JobStatus,
+    history: &History,
+    usage: &BTreeMap<String, Usage>,
+    lives: u64,
+) -> Arc<str> {
+    let sample = history.samples.last();
+    json!({ "status": drawn(status), "sample": sample, "usage": usage, "lives": lives })
         .to_string()
         .into()
 }

@@ -12,13 +12,14 @@ const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
 const GOOD = /joined|succeeded|restored|formed|resumed/;
 const FINAL = ["succeeded", "failed", "stopped"];
 const MAX_SAMPLES = 2000;
+const CPU_SECS = 5;
 const css = (kind) => `var(--${kind})`;
 const bytes = (number) => number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(1)} GiB` : `${Math.round(number / 2 ** 20)} MiB`;
 const words = (kind) => kind.replaceAll("_", " ");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
 const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
-const model = { status: null, samples: [], lives: [], events: new Map(), logged: {}, known: -1, token: "", isFrozen: false };
+const model = { status: null, samples: [], lives: [], events: new Map(), logged: {}, known: -1, usage: new Map(), token: "", isFrozen: false };
 
 // ---- talking to the master ----
 const readToken = () => {
@@ -65,6 +66,18 @@ const takeStatus = (status) => {
   remember(status.events);
   drawSoon();
 };
+/// CPU time becomes cores in use, over the last seconds.
+const takeUsage = (usage, at) => {
+  for (const name of model.usage.keys()) if (!(name in usage)) model.usage.delete(name);
+  for (const [name, { cpu_secs, memory_bytes }] of Object.entries(usage)) {
+    let times = model.usage.get(name)?.times || [];
+    // Another process with this name begins at zero.
+    if (times.length && times[times.length - 1].cpu_secs > cpu_secs) times = [];
+    times = [...times.filter((time) => at - time.at < CPU_SECS), { at, cpu_secs }];
+    const secs = at - times[0].at;
+    model.usage.set(name, { times, memory: memory_bytes, cores: secs > 0 ? (cpu_secs - times[0].cpu_secs) / secs : null });
+  }
+};
 const fetchAll = async () => {
   const answer = await fetch("api/all");
   if (!answer.ok) throw new Error(answer.statusText);
@@ -86,6 +99,7 @@ const follow = () => {
     const last = model.samples[model.samples.length - 1];
     if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
     if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) refresh();
+    takeUsage(news.usage, news.sample.at_secs);
     takeStatus(news.status);
   };
 };
@@ -132,6 +146,7 @@ const drawTiles = (status) => {
   const spares = status.instances.filter((i) => i.state === "spare").length;
   const inWorld = status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : "";
   const rows = status.instances.reduce((sum, i) => sum + (i.load ? i.load.rows : 0), 0);
+  const total = (what) => [...model.usage.values()].reduce((sum, usage) => sum + (usage[what] || 0), 0);
   const all = [
     ["Step", whole(status.step), status.generation > 1 ? `generation ${status.generation}` : ""],
     ["Loss", status.loss === null ? "nan" : status.loss ? status.loss.toFixed(4) : "–", ""],
@@ -140,6 +155,7 @@ const drawTiles = (status) => {
     ["Workers", FINAL.includes(status.state) ? whole(status.workers_wanted) : `${works} of ${status.workers_wanted}`, [inWorld, spares ? (spares === 1 ? "1 spare" : `${spares} spares`) : ""].filter(Boolean).join(", ")],
     ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `batches trained again: ${whole(status.goodput.repeated)}` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
+    ...(model.usage.size ? [["CPU", `${total("cores").toFixed(1)} cores`, `${bytes(total("memory"))} of memory`]] : []),
   ];
   $("tiles").replaceChildren(...all.map(([name, value, more]) => {
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, value), el("small", {}, more));
@@ -276,13 +292,14 @@ const doing = (i) => {
 const drawProcesses = (status) => {
   const canHarm = !model.isFrozen && status.allow_chaos && model.token !== "" && !FINAL.includes(status.state);
   $("processes").querySelector("thead .act").hidden = !canHarm;
+  for (const head of $("processes").querySelectorAll("thead .used")) head.hidden = !model.usage.size;
   const body = $("processes").tBodies[0];
   const kept = new Map([...body.rows].map((row) => [row.dataset.name, row]));
   const rows = status.instances.map((i) => {
     const name = i.role === "master" ? "master" : `${i.role}-${i.id}`;
     let row = kept.get(name);
     if (!row) {
-      row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
+      row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
       row.dataset.name = name;
       if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["pause", "Pause"], ["resume", "Resume"], ["partition", "Disconnect"], ["slow", "Slow down"]]) {
         const button = el("button", { type: "button", className: "small", onclick: () => wish("api/chaos", { role: i.role, id: i.id, how }) }, label);
@@ -295,7 +312,11 @@ const drawProcesses = (status) => {
     cells[2].textContent = i.restarts;
     cells[3].textContent = doing(i);
     cells[4].replaceChildren(...(i.spent ? [stack(i.spent, name)] : []));
-    cells[5].hidden = !canHarm;
+    const usage = model.usage.get(name);
+    cells[5].textContent = usage && usage.cores !== null ? `${usage.cores.toFixed(2)} cores` : "";
+    cells[6].textContent = usage ? bytes(usage.memory) : "";
+    cells[5].hidden = cells[6].hidden = !model.usage.size;
+    cells[7].hidden = !canHarm;
     return row;
   });
   // Rows that stay are not removed, so that a focused button keeps the focus.
