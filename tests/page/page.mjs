@@ -117,6 +117,22 @@ const examine = async (page) => {
   await page.locator("#smoothing").fill("0");
 };
 
+/// Follows a log, searches it, and switches to another one.
+const readLogs = async (page) => {
+  const lines = page.locator("#log");
+  await lines.scrollIntoViewIfNeeded();
+  await page.locator("#log-process").selectOption("master");
+  await lines.filter({ hasText: "master started" }).waitFor();
+  const before = (await lines.textContent()).length;
+  await page.waitForFunction((before) => document.querySelector("#log").textContent.length > before, before);
+  await page.locator("#log-filter").fill("MASTER started");
+  await page.waitForFunction(() => /^1 of [\d,]+ lines$/.test(document.querySelector("#log-count").textContent));
+  assert.match(await lines.textContent(), /^\[[^\n]*master started[^\n]*$/);
+  await page.locator("#log-filter").fill("");
+  await page.locator("#log-process").selectOption("worker-1");
+  await page.waitForFunction(() => !/master started|no lines/.test(document.querySelector("#log").textContent));
+};
+
 const run = async (browser) => {
   const status = await until("the page's address", async () => {
     const status = JSON.parse(await elasticdl("status", "seen", "--json"));
@@ -128,6 +144,7 @@ const run = async (browser) => {
   // Without the token, the page is read-only.
   const post = (path, headers) => fetch(address + path, { method: "POST", headers, body: "{\"workers\":1}" });
   assert.equal((await post("/api/scale", {})).status, 401);
+  assert.equal((await post("/api/logs", {})).status, 401, "logs can contain secrets");
   assert.equal((await post("/api/scale", { Authorization: "Bearer 0123" })).status, 401);
   assert.equal((await post("/api/scale", { Authorization: `Bearer ${token}`, Origin: "http://elsewhere" })).status, 403);
   const visitor = await browser.newPage();
@@ -137,6 +154,7 @@ const run = async (browser) => {
   await visitor.waitForFunction(() => document.querySelectorAll("#processes tbody tr").length > 2);
   assert.equal(await visitor.locator("#stop").isVisible(), false);
   assert.equal(await visitor.locator("#processes button").first().isVisible(), false);
+  assert.equal(await visitor.locator("#logs").isVisible(), false);
   await visitor.close();
 
   // With the token, the curves move.
@@ -162,6 +180,8 @@ const run = async (browser) => {
     assert(cpu_secs > 0 && memory_bytes > 1 << 20, name);
   }
   await page.locator('[data-tile="CPU"]', { hasText: /MiB of memory/ }).waitFor();
+
+  await readLogs(page);
 
   // Kill a worker with its button; another one replaces it.
   await page.locator(`${row("worker-0")} button`, { hasText: "Kill" }).click();

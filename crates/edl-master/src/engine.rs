@@ -246,6 +246,7 @@ impl Engine {
             updates: self.updates.subscribe(),
             inputs: inputs.clone(),
             key: self.config.key.clone(),
+            logs: self.config.job_dir.logs(),
             streams: streams.clone(),
         }
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page with what it reads and writes, `/metrics` and `/healthz`.
 //!
-//! Everyone who reaches the port, by a known name, may read. Changing something needs the page's token, in a header
-//! that no other page can send. No decisions are made here.
+//! Everyone who reaches the port, by a known name, may read. Changing something, and reading logs, needs the
+//! page's token, in a header that no other page can send. No decisions are made here.
 
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
+use crate::log_part::Wanted;
 use crate::service::{self, Input, Inputs};
 use crate::{convert, page};
 
@@ -48,6 +51,8 @@ pub(crate) struct HttpContext {
     pub(crate) updates: watch::Receiver<Arc<str>>,
     pub(crate) inputs: Inputs,
     pub(crate) key: JobKey,
+    /// The folder of the logs.
+    pub(crate) logs: PathBuf,
     pub(crate) streams: TaskTracker,
 }
 
@@ -77,6 +82,7 @@ pub(crate) async fn serve(
         .route("/api/scale", post(scale))
         .route("/api/stop", post(stop))
         .route("/api/chaos", post(chaos))
+        .route("/api/logs", post(logs))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -141,7 +147,7 @@ struct Scale {
     workers: u32,
 }
 
-async fn scale(State(shared): App, request: ChangeRequest<Scale>) -> Response {
+async fn scale(State(shared): App, request: Admitted<Scale>) -> Response {
     let Scale { workers } = request.body;
     shared.request(Event::Scale { workers }).await
 }
@@ -150,7 +156,7 @@ async fn scale(State(shared): App, request: ChangeRequest<Scale>) -> Response {
 #[serde(deny_unknown_fields)]
 struct Stop {}
 
-async fn stop(State(shared): App, _: ChangeRequest<Stop>) -> Response {
+async fn stop(State(shared): App, _: Admitted<Stop>) -> Response {
     let reason = "stopped from the job page".into();
     shared.request(Event::Stop { reason, within: STOP_TIMEOUT }).await
 }
@@ -167,7 +173,7 @@ struct ChaosBody {
     factor: u32,
 }
 
-async fn chaos(State(shared): App, request: ChangeRequest<ChaosBody>) -> Response {
+async fn chaos(State(shared): App, request: Admitted<ChaosBody>) -> Response {
     match request.body.event() {
         Ok(event) => shared.request(event).await,
         Err(status) => refused(&service::refuse(request.from, status)),
@@ -178,6 +184,20 @@ impl ChaosBody {
     fn event(self) -> Result<Event, Status> {
         let Self { role, id, how, millis, factor } = self;
         convert::chaos(&proto::ChaosRequest { role: role.into(), id, how, millis, factor })
+    }
+}
+
+/// A part of a log. Logs can contain secrets, so they need the token, too.
+async fn logs(State(shared): App, request: Admitted<Wanted>) -> Response {
+    let folder = shared.context.logs.clone();
+    let read = tokio::task::spawn_blocking(move || request.body.read(&folder)).await;
+    let part = read.map_err(io::Error::other).flatten();
+    match part.and_then(|part| serde_json::to_string(&part).map_err(io::Error::other)) {
+        Ok(part) => json(part),
+        Err(error) => {
+            let why = format!("cannot read the log: {error}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
+        }
     }
 }
 
@@ -201,13 +221,13 @@ async fn healthz(State(shared): App) -> String {
     format!("{}\n", *shared.context.health.borrow())
 }
 
-/// A request to change the job, from a caller with the token.
-struct ChangeRequest<T> {
+/// A request from a caller with the token.
+struct Admitted<T> {
     body: T,
     from: String,
 }
 
-impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for ChangeRequest<T> {
+impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Admitted<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
@@ -231,6 +251,7 @@ fn parse<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Status> {
 pub(crate) fn parse_bodies(body: &[u8]) {
     drop(parse::<Scale>(body));
     drop(parse::<Stop>(body));
+    drop(parse::<Wanted>(body));
     drop(parse::<ChaosBody>(body).and_then(ChaosBody::event));
 }
 

@@ -17,7 +17,11 @@ const PAGE: Page = Page {
     title: "elasticdl",
     body: include_str!("page/page.html"),
     style: include_str!("page/page.css"),
-    script: concat!(include_str!("page/curves.js"), include_str!("page/page.js")),
+    script: concat!(
+        include_str!("page/curves.js"),
+        include_str!("page/logs.js"),
+        include_str!("page/page.js")
+    ),
 };
 
 /// Evaluations that can be distinguished on a plot; a browser slows down with many more.

@@ -34,6 +34,7 @@ const ask = async (path, body) => {
   const headers = { Authorization: `Bearer ${model.token}`, "Content-Type": "application/json" };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body || {}) });
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
+  return answer;
 };
 const wish = async (path, body) => {
   try {
@@ -369,5 +370,5 @@ if (data) {
 } else {
   model.token = readToken();
   const check = model.token ? ask("api/token").catch(() => { model.token = ""; notice("Invalid token; the page is read-only."); }) : Promise.resolve();
-  check.then(follow);
+  check.then(follow).then(() => { if (model.token) followLogs(); });
 }
