@@ -46,7 +46,7 @@ const examine = async (page) => {
   // Training and validation are in one plot.
   await loss.locator(".last", { hasText: "validation" }).waitFor();
   await page.waitForFunction(() => document.querySelectorAll('[data-plot="Loss"] .curve').length === 2);
-  await page.waitForFunction(() => document.querySelector('[data-plot="Speed"]').dataset.points > 12);
+  await page.waitForFunction(() => document.querySelector('[data-plot="Loss"]').dataset.points > 12);
 
   // The mouse shows exact values, a finger does, and the keyboard does.
   const place = async () => {
@@ -84,7 +84,8 @@ const examine = async (page) => {
   await page.mouse.move(x + 120, y + height / 2);
   assert.equal(await chart.locator(".selection").count(), 1);
   await page.mouse.move(x + 290, y + height / 2);
-  await page.mouse.up();
+  // The master has more points of a part than of the whole.
+  await Promise.all([page.waitForResponse(/api\/curves\?from=\d/), page.mouse.up()]);
   const ends = () => page.evaluate(() => [...document.querySelectorAll('[data-plot="Speed"] svg > text')].slice(0, 2).map((text) => text.textContent));
   await page.waitForFunction(() => location.hash.startsWith("#zoom=step,"));
   await page.waitForFunction(() => document.querySelector('[data-plot="Speed"] svg > text').textContent !== "0");

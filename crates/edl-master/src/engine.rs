@@ -246,7 +246,7 @@ impl Engine {
             updates: self.updates.subscribe(),
             inputs: inputs.clone(),
             key: self.config.key.clone(),
-            logs: self.config.job_dir.logs(),
+            job_dir: self.config.job_dir.clone(),
             streams: streams.clone(),
         }
     }
@@ -439,7 +439,7 @@ impl Engine {
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);
-        self.n_process_changes += u64::from(self.journal.history.sample(&status, unix_secs()));
+        self.n_process_changes += u64::from(self.journal.sample(&status));
         (self.recorded_at, self.has_unrecorded) = (now, false);
         self.spans.poll(&status, &self.journal.history);
         let is_ended = self.job.is_ended();

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use edl_core::job::{Event, JobState, STOP_TIMEOUT};
+use edl_core::job_dir::JobDir;
 use edl_core::platform::Role;
 use edl_net::key::JobKey;
 use edl_net::proto;
@@ -34,7 +35,7 @@ use tonic::{Code, Status};
 
 use crate::log_part::Wanted;
 use crate::service::{self, Input, Inputs};
-use crate::{convert, page};
+use crate::{convert, curve_file, page};
 
 /// The longest body of a request, in bytes.
 const MAX_BODY: usize = 4096;
@@ -51,8 +52,7 @@ pub(crate) struct HttpContext {
     pub(crate) updates: watch::Receiver<Arc<str>>,
     pub(crate) inputs: Inputs,
     pub(crate) key: JobKey,
-    /// The folder of the logs.
-    pub(crate) logs: PathBuf,
+    pub(crate) job_dir: JobDir,
     pub(crate) streams: TaskTracker,
 }
 
@@ -60,6 +60,8 @@ struct Shared {
     context: HttpContext,
     live: String,
     watchers: Arc<Semaphore>,
+    /// Reads of the curves in progress.
+    readers: Semaphore,
     shutdown: CancellationToken,
 }
 
@@ -73,10 +75,13 @@ pub(crate) async fn serve(
 ) {
     let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
     let live = page::live();
-    let shared = Arc::new(Shared { context, live, watchers, shutdown: shutdown.clone() });
+    // A long read keeps a core busy for some milliseconds: readers take turns.
+    let readers = Semaphore::new(1);
+    let shared = Arc::new(Shared { context, live, watchers, readers, shutdown: shutdown.clone() });
     let router = Router::new()
         .route("/", get(root))
         .route("/api/all", get(all))
+        .route("/api/curves", get(curves))
         .route("/api/news", get(news))
         .route("/api/token", post(check_token))
         .route("/api/scale", post(scale))
@@ -99,6 +104,29 @@ async fn all(State(shared): App) -> Response {
         Ok(everything) => json(everything),
         Err(status) => refused(&status),
     }
+}
+
+/// The curves in the range of time of the query, all of them without one.
+async fn curves(State(shared): App, uri: Uri) -> Response {
+    let (path, range) = (curve_file::path(&shared.context.job_dir), range(uri.query()));
+    let _turn = shared.readers.acquire().await;
+    let read = tokio::task::spawn_blocking(move || curve_file::read(&path, range)).await;
+    match read.map_err(io::Error::other).flatten() {
+        Ok(points) => json(page::curves(&points)),
+        Err(error) => {
+            let why = format!("cannot read the curves: {error}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
+        }
+    }
+}
+
+/// `from=1.5&to=2.5`
+fn range(query: Option<&str>) -> Range<f64> {
+    let end = |name: &str| {
+        let mut pairs = query.unwrap_or_default().split('&');
+        pairs.find_map(|pair| pair.strip_prefix(name)?.parse::<f64>().ok())
+    };
+    end("from=").unwrap_or(f64::MIN)..end("to=").unwrap_or(f64::MAX)
 }
 
 /// Server-sent events, one whenever the master has published something. A watcher that does not
@@ -189,7 +217,7 @@ impl ChaosBody {
 
 /// A part of a log. Logs can contain secrets, so they need the token, too.
 async fn logs(State(shared): App, request: Admitted<Wanted>) -> Response {
-    let folder = shared.context.logs.clone();
+    let folder = shared.context.job_dir.logs();
     let read = tokio::task::spawn_blocking(move || request.body.read(&folder)).await;
     let part = read.map_err(io::Error::other).flatten();
     match part.and_then(|part| serde_json::to_string(&part).map_err(io::Error::other)) {

@@ -8,6 +8,7 @@ mod about;
 mod audit;
 mod checkpoints;
 mod commands;
+mod curve_file;
 mod data;
 mod engine;
 mod evaluation;

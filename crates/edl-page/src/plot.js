@@ -36,7 +36,7 @@ const ticks = (low, high, n, least = 0) => {
 };
 const BOX = { height: 168, left: 40, right: 6, top: 8, bottom: 20 };
 /// One unit is one pixel, so that text is never stretched.
-const widthOf = (box) => Math.max(200, box.clientWidth || 400);
+const widthOf = (box) => Math.max(200, box.measured || box.clientWidth || 400);
 const frame = (label, width, [from, to], text = span) => {
   const { height, left, right } = BOX;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });

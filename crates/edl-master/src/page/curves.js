@@ -18,6 +18,7 @@ const recall = (key, isGood) => {
 const keep = (key, value) => { try { localStorage.setItem(key, value); } catch { /* The same. */ } };
 /// All that is known of a number that a plot rounds.
 const exact = (value, unit = "") => {
+  if (unit === "%") return `${value.toFixed(1)} %`;
   const number = Number(value.toPrecision(7));
   const text = number !== 0 && Math.abs(number) < 1e-4 ? String(number) : number.toLocaleString("en-US", { maximumSignificantDigits: 7 });
   return unit ? `${text} ${unit}` : text;
@@ -40,6 +41,7 @@ const zoomTo = (range) => {
   $("unzoom").disabled = !range;
   const hash = range ? `#zoom=${view.axis},${range.map((end) => Number(end.toPrecision(9))).join(",")}` : "";
   try { history.replaceState(null, "", location.pathname + location.search + hash); } catch { /* A file keeps its address. */ }
+  fetchDetail();
   drawSoon();
 };
 const readZoom = () => {
@@ -99,6 +101,13 @@ const rangeOf = (charts) => {
   }
   return from <= to ? [from, Math.max(to, from + 1e-3)] : [0, 1];
 };
+/// Measures plots all at once, and says which of them a reader can see or has never seen.
+const visible = (charts) => charts.filter((chart) => {
+  const { width, top, bottom } = chart.box.getBoundingClientRect();
+  chart.box.measured = width;
+  return !chart.place || (bottom > -innerHeight && top < 2 * innerHeight);
+});
+addEventListener("scroll", () => drawSoon(), { passive: true });
 const finite = ({ points, ...line }) => ({ ...line, points: points.filter(([, , value]) => Number.isFinite(value)) });
 /// Draws lines of points into a plot.
 const drawChart = (chart, range) => {

@@ -11,7 +11,8 @@ const MEANING = {
 const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
 const GOOD = /joined|succeeded|restored|formed|resumed/;
 const FINAL = ["succeeded", "failed", "stopped"];
-const MAX_SAMPLES = 2000;
+const MAX_NEW = 1200; // Points, after which the page asks for fewer of them.
+const EDGE = 30; // Seconds.
 const CPU_SECS = 5;
 const css = (kind) => `var(--${kind})`;
 const bytes = (number) => number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(1)} GiB` : `${Math.round(number / 2 ** 20)} MiB`;
@@ -19,7 +20,7 @@ const words = (kind) => kind.replaceAll("_", " ");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
 const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
-const model = { status: null, samples: [], lives: [], events: new Map(), logged: {}, known: -1, usage: new Map(), token: "", isFrozen: false };
+const model = { status: null, samples: [], points: [], n_fetched: 0, detail: null, lives: [], events: new Map(), logged: {}, known: -1, usage: new Map(), token: "", isFrozen: false };
 
 // ---- talking to the master ----
 const readToken = () => {
@@ -48,7 +49,8 @@ const remember = (events) => {
   for (const event of events || []) model.events.set(`${event.at_secs}/${event.number}`, event);
   if (model.events.size > 600) for (const key of [...model.events.keys()].slice(0, model.events.size - 500)) model.events.delete(key);
 };
-const takeAll = ({ status, history, lives }) => {
+const takeAll = ({ status, history, lives, points }) => {
+  model.points = points;
   drawAbout(history.about);
   model.samples = history.samples;
   model.lives = history.lives;
@@ -79,12 +81,36 @@ const takeUsage = (usage, at) => {
     model.usage.set(name, { times, memory: memory_bytes, cores: secs > 0 ? (cpu_secs - times[0].cpu_secs) / secs : null });
   }
 };
-const fetchAll = async () => {
-  const answer = await fetch("api/all");
+const get = async (path) => {
+  const answer = await fetch(path);
   if (!answer.ok) throw new Error(answer.statusText);
-  takeAll(await answer.json());
+  return answer.json();
 };
-const refresh = oneAtATime(fetchAll);
+const refresh = oneAtATime(async () => {
+  const [all, points] = await Promise.all([get("api/all"), get("api/curves")]);
+  takeAll({ ...all, points });
+  model.n_fetched = points.length;
+  fetchDetail();
+});
+/// A range of time has more points than the same part of all time.
+const fetchDetail = oneAtATime(async () => {
+  const zoom = view.zoom;
+  if (!zoom || model.isFrozen || !model.points.length) return;
+  const t0 = start(), isTime = view.axis === "time", steps = model.points.filter((p) => p[1] >= zoom[0] && p[1] <= zoom[1]);
+  if (!isTime && !steps.length) return;
+  const [from, to] = isTime ? zoom.map((secs) => t0 + secs) : [steps[0][0] - EDGE, steps[steps.length - 1][0] + EDGE];
+  const points = await get(`api/curves?from=${from}&to=${to}`);
+  model.detail = { zoom, points };
+  if (view.zoom !== zoom) setTimeout(fetchDetail);
+  drawSoon();
+});
+/// The points of what the plots show, as near to each other as they are known.
+const pointsShown = () => {
+  const { detail, points } = model;
+  if (!view.zoom || detail?.zoom !== view.zoom || !detail.points.length) return points;
+  const [from, to] = [detail.points[0][0], detail.points[detail.points.length - 1][0]];
+  return [...points.filter((p) => p[0] < from), ...detail.points, ...points.filter((p) => p[0] > to)];
+};
 const follow = () => {
   const source = new EventSource("api/news");
   source.onopen = () => { $("link").textContent = ""; refresh(); };
@@ -98,9 +124,13 @@ const follow = () => {
     if (model.known < 0) return refresh();
     const news = JSON.parse(data);
     const last = model.samples[model.samples.length - 1];
-    if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
-    if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) refresh();
-    takeUsage(news.usage, news.sample.at_secs);
+    const sample = news.sample;
+    if (sample && (!last || sample.at_secs > last.at_secs)) {
+      model.samples.push(sample);
+      model.points.push([sample.at_secs, sample.step, sample.loss, sample.learning_rate, sample.records_per_second, sample.workers]);
+    }
+    if (model.points.length > model.n_fetched + MAX_NEW || news.lives !== model.known) refresh();
+    takeUsage(news.usage, sample.at_secs);
     takeStatus(news.status);
   };
 };
@@ -109,6 +139,7 @@ const follow = () => {
 const drawSoon = throttled(() => draw());
 const draw = () => {
   const status = model.status;
+  if (!status) return;
   document.title = `${status.job} – ${status.state}`;
   $("job").textContent = status.job;
   const state = $("state");
@@ -164,33 +195,33 @@ const drawTiles = (status) => {
     return tile;
   }));
 };
-const start = () => model.samples.length ? model.samples[0].at_secs : 0;
+const start = () => model.points.length ? model.points[0][0] : 0;
 /// Seconds after the start at which the model had this version.
 const secsAt = (version) => {
-  const samples = model.samples;
-  let [low, high] = [0, samples.length - 1];
+  const points = model.points;
+  let [low, high] = [0, points.length - 1];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (samples[middle].step < version) low = middle + 1;
+    if (points[middle][1] < version) low = middle + 1;
     else high = middle;
   }
-  return samples.length ? samples[low].at_secs - start() : 0;
+  return points.length ? points[low][0] - start() : 0;
 };
 const COLOURS = ["redo", "communicate", "compute", "heal", "checkpoint"].map(css);
 /// The name of a metric without the data that it was measured on: `loss` of `val_loss`.
 const base = (name) => name.replace(/^(train|training|val|valid|validation|eval|test)[_/.]/, "");
 const drawCurves = (status) => {
-  const t0 = start(), trained = model.samples.filter((s) => s.step > 0);
-  const over = (pick, all = trained) => all.map((s) => [s.at_secs - t0, s.step, pick(s)]);
+  const t0 = start(), all = pointsShown(), trained = all.filter((p) => p[1] > 0);
+  const over = (n, points = trained) => points.map((p) => [p[0] - t0, p[1], p[n] ?? NaN]);
   const plots = new Map();
   const add = (title, line, options = {}) => {
     if (!plots.has(title)) plots.set(title, { lines: [], ...options });
     plots.get(title).lines.push(line);
   };
-  add("Loss", { name: "training", colour: css("compute"), points: over((s) => s.loss) });
-  add("Speed", { name: "all workers", colour: css("communicate"), points: over((s) => s.records_per_second) }, { unit: "records/s", zero: true });
-  add("Learning rate", { name: "learning rate", colour: css("checkpoint"), points: over((s) => s.learning_rate) }, { zero: true, plain: true });
-  add("Active workers", { name: "workers", colour: css("heal"), points: over((s) => s.workers, model.samples) }, { zero: true, whole: true, plain: true });
+  add("Loss", { name: "training", colour: css("compute"), points: over(2) });
+  add("Speed", { name: "all workers", colour: css("communicate"), points: over(4) }, { unit: "records/s", zero: true });
+  add("Learning rate", { name: "learning rate", colour: css("checkpoint"), points: over(3) }, { zero: true, plain: true });
+  add("Active workers", { name: "workers", colour: css("heal"), points: over(5, all) }, { zero: true, whole: true, plain: true });
   const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
   for (const name of names) {
     const points = status.evaluations.filter((e) => name in e.metrics).map((e) => [secsAt(e.version), e.version, e.metrics[name]]);
@@ -204,7 +235,7 @@ const drawCurves = (status) => {
   const charts = [...plots].map(([title, { lines, unit, plain, ...options }]) =>
     Object.assign(chartOf(title, $("plots")), { lines: lines.map(finite), unit, plain, options }));
   const range = rangeOf(charts);
-  for (const chart of charts) drawChart(chart, range);
+  for (const chart of visible(charts)) drawChart(chart, range);
 };
 const stack = (spent, label) => {
   const total = KINDS.reduce((sum, kind) => sum + spent[kind], 0) || 1;
@@ -358,7 +389,7 @@ $("stop").onclick = () => {
 };
 $("sure-no").onclick = () => $("sure").close();
 $("sure-yes").onclick = () => { $("sure").close(); wish("api/stop"); };
-addEventListener("resize", () => { if (model.status) draw(); });
+addEventListener("resize", draw);
 
 // ---- start ----
 readChoices();
