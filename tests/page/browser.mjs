@@ -54,8 +54,8 @@ export const looks = async (page, shoot, prefix = "") => {
   await page.locator("#theme").click();
   assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
   await page.locator("#theme").click();
-  await page.setViewportSize({ width: 390, height: 844 });
-  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await page.setViewportSize({ width: 360, height: 740 });
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 360);
   await accessible(page, "the page on a phone");
   await shoot(page, `${prefix}phone`);
 };

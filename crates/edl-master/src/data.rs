@@ -149,6 +149,7 @@ mod tests {
             ip: None,
             http_hosts: Vec::new(),
             store_patience: Duration::ZERO,
+            build: crate::Build::default(),
         }
     }
 

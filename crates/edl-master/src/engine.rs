@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
+use crate::about::About;
 use crate::audit::Audits;
 use crate::checkpoints::{Checkpoints, or_failed};
 use crate::data::Data;
@@ -39,7 +40,7 @@ use crate::service::{self, Input, Inputs, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Error, Port, http, page};
+use crate::{Addresses, Config, Error, Port, http, page, usage};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 pub(crate) const INPUTS: usize = 1024;
@@ -105,7 +106,9 @@ impl Engine {
         let (inputs, queue) = mpsc::channel(INPUTS);
         let checkpoints = Checkpoints::new(&config, &job_config, &data);
         checkpoints.sweep();
-        let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        let mut journal =
+            Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        journal.history.about = About::new(&config.job_dir, &config.spec, &data, config.build);
         if config.resume {
             // The script may evaluate in another way now. Workers recreate the folder.
             let _ = std::fs::remove_dir_all(config.job_dir.evaluations());
@@ -243,6 +246,7 @@ impl Engine {
             updates: self.updates.subscribe(),
             inputs: inputs.clone(),
             key: self.config.key.clone(),
+            job_dir: self.config.job_dir.clone(),
             streams: streams.clone(),
         }
     }
@@ -438,7 +442,7 @@ impl Engine {
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);
-        self.n_process_changes += u64::from(self.journal.history.sample(&status, unix_secs()));
+        self.n_process_changes += u64::from(self.journal.sample(&status));
         (self.recorded_at, self.has_unrecorded) = (now, false);
         self.spans.poll(&status, &self.journal.history);
         let is_ended = self.job.is_ended();
@@ -448,11 +452,12 @@ impl Engine {
         }
         // The HTTP server itself always subscribes.
         if self.updates.receiver_count() > 1 {
-            self.updates.send_replace(page::update(
-                &status,
-                &self.journal.history,
-                self.n_process_changes,
-            ));
+            // On Kubernetes, the processes are on other machines.
+            let is_local = self.config.ip.is_none();
+            let usage = is_local.then(|| usage::of_job(&status)).unwrap_or_default();
+            let history = &self.journal.history;
+            let update = page::update(&status, history, &usage, self.n_process_changes);
+            self.updates.send_replace(update);
         }
         health.send_replace(self.job.state());
     }

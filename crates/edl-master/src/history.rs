@@ -12,7 +12,9 @@ use edl_core::platform::{InstanceState, Role};
 use edl_core::series::Series;
 use edl_net::proto::{self, JobStatus};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::about::About;
 use crate::logged::Curves;
 
 /// Points of a curve: more than a screen has pixels for.
@@ -20,6 +22,8 @@ const MAX_POINTS: usize = 600;
 /// Processes that are remembered, and changes within one.
 const MAX_PROCESSES: usize = 300;
 const MAX_SPANS: usize = 60;
+/// Changes of all processes together that the page gets.
+const MAX_SHOWN_SPANS: usize = 3000;
 const MAX_EVENTS: usize = 500;
 
 /// Everything that the page shows and a status does not contain.
@@ -35,6 +39,9 @@ pub(crate) struct History {
     /// Metrics of a custom training loop.
     #[serde(default)]
     pub logged: Curves,
+    /// As the last master has found it.
+    #[serde(default)]
+    pub about: About,
 }
 
 /// The job at one moment.
@@ -81,6 +88,7 @@ impl History {
             events: VecDeque::new(),
             goodput: Goodput::default(),
             logged: Curves::default(),
+            about: About::default(),
         }
     }
 
@@ -208,11 +216,23 @@ impl History {
 
     /// The curves and the process timeline, as the page reads them.
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        serde_json::json!({
-            "samples": self.samples.iter().collect::<Vec<_>>(),
-            "lives": self.processes,
+        let sample = |sample: &Sample| {
+            let Sample { at_secs, step, spent, .. } = sample;
+            json!({ "at_secs": at_secs, "step": step, "spent": spent })
+        };
+        // Of many processes, the page gets only the last changes of each.
+        let most = (MAX_SHOWN_SPANS / self.processes.len().max(1)).max(2);
+        let life = |process: &ProcessRecord| {
+            let ProcessRecord { name, from, to, why, spans, .. } = process;
+            let last = spans.get(spans.len().saturating_sub(most)..);
+            json!({ "name": name, "from": from, "to": to, "why": why, "spans": last })
+        };
+        json!({
+            "samples": self.samples.iter().map(sample).collect::<Vec<_>>(),
+            "lives": self.processes.iter().map(life).collect::<Vec<_>>(),
             "events": self.events,
             "logged": self.logged.to_json(),
+            "about": self.about,
         })
     }
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page with what it reads and writes, `/metrics` and `/healthz`.
 //!
-//! Everyone who reaches the port, by a known name, may read. Changing something needs the page's token, in a header
-//! that no other page can send. No decisions are made here.
+//! Everyone who reaches the port, by a known name, may read. Changing something, and reading logs, needs the
+//! page's token, in a header that no other page can send. No decisions are made here.
 
+use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,10 +14,11 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use edl_core::job::{Event, JobState, STOP_TIMEOUT};
+use edl_core::job_dir::JobDir;
 use edl_core::platform::{ChaosKind, Role};
 use edl_net::key::JobKey;
 use edl_net::proto;
@@ -30,8 +33,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
+use crate::log_part::Wanted;
 use crate::service::{self, Input, Inputs};
-use crate::{convert, page};
+use crate::{convert, curve_file, page};
 
 /// The longest body of a request, in bytes.
 const MAX_BODY: usize = 4096;
@@ -48,6 +52,7 @@ pub(crate) struct HttpContext {
     pub(crate) updates: watch::Receiver<Arc<str>>,
     pub(crate) inputs: Inputs,
     pub(crate) key: JobKey,
+    pub(crate) job_dir: JobDir,
     pub(crate) streams: TaskTracker,
 }
 
@@ -55,6 +60,8 @@ struct Shared {
     context: HttpContext,
     live: String,
     watchers: Arc<Semaphore>,
+    /// Reads of the curves in progress.
+    readers: Semaphore,
     shutdown: CancellationToken,
 }
 
@@ -68,15 +75,19 @@ pub(crate) async fn serve(
 ) {
     let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
     let live = page::live();
-    let shared = Arc::new(Shared { context, live, watchers, shutdown: shutdown.clone() });
+    // A long read keeps a core busy for some milliseconds: readers take turns.
+    let readers = Semaphore::new(1);
+    let shared = Arc::new(Shared { context, live, watchers, readers, shutdown: shutdown.clone() });
     let router = Router::new()
         .route("/", get(root))
         .route("/api/all", get(all))
+        .route("/api/curves", get(curves))
         .route("/api/news", get(news))
         .route("/api/token", post(check_token))
         .route("/api/scale", post(scale))
         .route("/api/stop", post(stop))
         .route("/api/chaos", post(chaos))
+        .route("/api/logs", post(logs))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -93,6 +104,29 @@ async fn all(State(shared): App) -> Response {
         Ok(everything) => json(everything),
         Err(status) => refused(&status),
     }
+}
+
+/// The curves in the range of time of the query, all of them without one.
+async fn curves(State(shared): App, uri: Uri) -> Response {
+    let (path, range) = (curve_file::path(&shared.context.job_dir), range(uri.query()));
+    let _turn = shared.readers.acquire().await;
+    let read = tokio::task::spawn_blocking(move || curve_file::read(&path, range)).await;
+    match read.map_err(io::Error::other).flatten() {
+        Ok(points) => json(page::curves(&points)),
+        Err(error) => {
+            let why = format!("cannot read the curves: {error}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
+        }
+    }
+}
+
+/// `from=1.5&to=2.5`
+fn range(query: Option<&str>) -> Range<f64> {
+    let end = |name: &str| {
+        let mut pairs = query.unwrap_or_default().split('&');
+        pairs.find_map(|pair| pair.strip_prefix(name)?.parse::<f64>().ok())
+    };
+    end("from=").unwrap_or(f64::MIN)..end("to=").unwrap_or(f64::MAX)
 }
 
 /// Server-sent events, one whenever the master has published something. A watcher that does not
@@ -141,7 +175,7 @@ struct Scale {
     workers: u32,
 }
 
-async fn scale(State(shared): App, request: ChangeRequest<Scale>) -> Response {
+async fn scale(State(shared): App, request: Admitted<Scale>) -> Response {
     let Scale { workers } = request.body;
     shared.request(Event::Scale { workers }).await
 }
@@ -150,7 +184,7 @@ async fn scale(State(shared): App, request: ChangeRequest<Scale>) -> Response {
 #[serde(deny_unknown_fields)]
 struct Stop {}
 
-async fn stop(State(shared): App, _: ChangeRequest<Stop>) -> Response {
+async fn stop(State(shared): App, _: Admitted<Stop>) -> Response {
     let reason = "stopped from the job page".into();
     shared.request(Event::Stop { reason, within: STOP_TIMEOUT }).await
 }
@@ -167,7 +201,7 @@ struct ChaosBody {
     factor: u32,
 }
 
-async fn chaos(State(shared): App, request: ChangeRequest<ChaosBody>) -> Response {
+async fn chaos(State(shared): App, request: Admitted<ChaosBody>) -> Response {
     match request.body.event() {
         Ok(event) => shared.request(event).await,
         Err(status) => refused(&service::refuse(request.from, status)),
@@ -179,6 +213,20 @@ impl ChaosBody {
         let Self { role, id, how, millis, factor } = self;
         let (role, how) = (role.into(), how.into());
         convert::chaos(&proto::ChaosRequest { role, id, how, millis, factor })
+    }
+}
+
+/// A part of a log. Logs can contain secrets, so they need the token, too.
+async fn logs(State(shared): App, request: Admitted<Wanted>) -> Response {
+    let folder = shared.context.job_dir.logs();
+    let read = tokio::task::spawn_blocking(move || request.body.read(&folder)).await;
+    let part = read.map_err(io::Error::other).flatten();
+    match part.and_then(|part| serde_json::to_string(&part).map_err(io::Error::other)) {
+        Ok(part) => json(part),
+        Err(error) => {
+            let why = format!("cannot read the log: {error}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
+        }
     }
 }
 
@@ -202,13 +250,13 @@ async fn healthz(State(shared): App) -> String {
     format!("{}\n", *shared.context.health.borrow())
 }
 
-/// A request to change the job, from a caller with the token.
-struct ChangeRequest<T> {
+/// A request from a caller with the token.
+struct Admitted<T> {
     body: T,
     from: String,
 }
 
-impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for ChangeRequest<T> {
+impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Admitted<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
@@ -232,6 +280,7 @@ fn parse<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Status> {
 pub(crate) fn parse_bodies(body: &[u8]) {
     drop(parse::<Scale>(body));
     drop(parse::<Stop>(body));
+    drop(parse::<Wanted>(body));
     drop(parse::<ChaosBody>(body).and_then(ChaosBody::event));
 }
 

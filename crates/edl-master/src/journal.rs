@@ -17,6 +17,7 @@ use edl_net::proto;
 use serde_json::json;
 
 use crate::Addresses;
+use crate::curve_file::{self, CurveFile};
 use crate::history::History;
 use crate::line_file::{LineFile, MAX_BYTES};
 use crate::logged;
@@ -39,6 +40,8 @@ pub(crate) struct Journal {
     events: VecDeque<proto::Event>,
     /// What is kept for the page.
     pub(crate) history: History,
+    /// The curves in full. Without it, those of the history are left.
+    curves: Option<CurveFile>,
     history_due: Instant,
     logged: logged::Reader,
     next_event: u64,
@@ -52,6 +55,9 @@ impl Journal {
         if resume {
             history.close_all();
         }
+        let curves = curve_file::path(job_dir);
+        let curves = CurveFile::open(&curves, history.samples.iter().map(Into::into))
+            .inspect_err(|error| tracing::warn!(%error, "cannot write the curves for the page"));
         let tensorboard = (!tensorboard_dir.is_empty())
             .then(|| EventFile::create(Path::new(tensorboard_dir), unix_secs()))
             .and_then(|created| {
@@ -70,6 +76,7 @@ impl Journal {
             events: VecDeque::new(),
             logged: logged::Reader::new(job_dir.logged(), &history.logged),
             history,
+            curves: curves.ok(),
             history_due: Instant::now(),
             next_event: 0,
             last_point: None,
@@ -183,6 +190,17 @@ impl Journal {
         self.scalar("training/records_per_second", status.step, status.records_per_second);
     }
 
+    /// Records the current status for the page; whether any process has changed.
+    pub(crate) fn sample(&mut self, status: &proto::JobStatus) -> bool {
+        let has_changed = self.history.sample(status, unix_secs());
+        if let (Some(curves), Some(sample)) = (&mut self.curves, self.history.samples.last())
+            && let Err(error) = curves.add(sample.into())
+        {
+            self.warn_once("curves.bin", Err(error));
+        }
+        has_changed
+    }
+
     /// Writes the history if it is time. `goodput` is the accounting as of now.
     pub(crate) fn keep_history(&mut self, goodput: impl FnOnce() -> Goodput, is_last: bool) {
         if !is_last && Instant::now() < self.history_due {
@@ -199,7 +217,7 @@ impl Journal {
 
     /// Writes the page of a job that has ended.
     pub(crate) fn write_report(&mut self, status: &proto::JobStatus) {
-        let report = page::frozen(status, &self.history);
+        let report = page::frozen(&self.job_dir, status, &self.history);
         self.replace(&self.job_dir.report(), report.as_bytes());
     }
 

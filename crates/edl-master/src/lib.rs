@@ -4,9 +4,11 @@
 //! It turns messages into events, asks the machine, and performs the effects in order. It
 //! decides nothing itself.
 
+mod about;
 mod audit;
 mod checkpoints;
 mod commands;
+mod curve_file;
 mod data;
 mod engine;
 mod evaluation;
@@ -15,6 +17,7 @@ mod history;
 mod http;
 mod journal;
 pub mod line_file;
+mod log_part;
 mod logged;
 mod metrics;
 mod otlp;
@@ -28,6 +31,7 @@ mod status;
 mod store;
 mod tensorboard;
 mod trace;
+pub mod usage;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -49,9 +53,11 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::about::Build;
 pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::journal::take_rest as take_rest_of_logged;
+pub use self::log_part::log_files;
 pub use self::page::report;
 pub use self::platform::{MAX_WAITING, Platform, Port, port};
 pub use self::status::processes;
@@ -81,6 +87,7 @@ pub struct Config {
     pub ip: Option<IpAddr>,
     /// How long an earlier master may still hold the job's store.
     pub store_patience: Duration,
+    pub build: Build,
 }
 
 #[derive(Debug, thiserror::Error)]

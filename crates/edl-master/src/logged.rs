@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 /// Points of a curve.
 const MAX_POINTS: usize = 300;
+/// Points of all curves together that the page gets.
+const MAX_SHOWN: usize = 9000;
 /// Metrics that are kept.
 const MAX_NAMES: usize = 1000;
 /// What is read of a file at a time; longer lines are not read.
@@ -55,10 +57,16 @@ impl Curves {
         self.curves.iter().filter_map(last).collect()
     }
 
-    /// All curves: the step and the value of each point.
+    /// All curves: the step and the value of each point. Many curves have fewer points each.
     pub(crate) fn to_json(&self) -> serde_json::Value {
+        let most = (MAX_SHOWN / self.curves.len().max(1)).max(2);
         let points = |curve: &Series<Point>| -> Vec<(u64, f64)> {
-            curve.iter().map(|point| (point.step, point.value)).collect()
+            let all: Vec<_> = curve.iter().map(|point| (point.step, point.value)).collect();
+            // From the end, so that the last one is shown.
+            let mut kept: Vec<_> =
+                all.iter().rev().step_by(all.len().div_ceil(most).max(1)).copied().collect();
+            kept.reverse();
+            kept
         };
         let all = self.curves.iter().map(|(name, curve)| (name.clone(), points(curve)));
         serde_json::json!(all.collect::<BTreeMap<_, _>>())

@@ -393,6 +393,9 @@ pub(crate) struct SuperviseArgs {
     pub(crate) job_dir: PathBuf,
     #[arg(long)]
     pub(crate) resume: bool,
+    /// What the user has entered.
+    #[arg(last = true)]
+    pub(crate) command: Vec<String>,
 }
 
 #[derive(Args, Clone, Debug, Default)]

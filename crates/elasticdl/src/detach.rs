@@ -29,7 +29,7 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
 
 /// The same without a message; the job's name.
 pub(crate) fn start(ready: Ready) -> anyhow::Result<String> {
-    let Ready { job, hold, resume, .. } = ready;
+    let Ready { job, hold, resume, command: entered, .. } = ready;
     let log_path = job.paths().supervisor_log();
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.with_context(|| format!("cannot write `{}`", log_path.display()))?;
@@ -39,6 +39,7 @@ pub(crate) fn start(ready: Ready) -> anyhow::Result<String> {
     if resume {
         command.arg("--resume");
     }
+    command.arg("--").args(entered);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // From here on, the background process holds the job.
     drop(hold);
@@ -65,12 +66,13 @@ pub(crate) fn start(ready: Ready) -> anyhow::Result<String> {
 
 /// The background process itself.
 pub(crate) fn supervise(args: &SuperviseArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let SuperviseArgs { job_dir, resume } = args;
+    let SuperviseArgs { job_dir, resume, command } = args;
     // Detached from the terminal, or the job would end with it.
     rustix::process::setsid().context("cannot detach from the terminal")?;
     let job = Job::open(job_dir)
         .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
     let hold = submit::hold(&job)?;
     let ui = Ui::new(&job);
-    submit::supervise(Ready { job, hold, resume: *resume, forks: None }, ui, out)
+    let command = command.clone();
+    submit::supervise(Ready { job, hold, resume: *resume, forks: None, command }, ui, out)
 }

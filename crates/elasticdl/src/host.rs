@@ -49,6 +49,17 @@ impl Host {
     pub fn python(command: Vec<OsString>, python: Python, commit: &'static str) -> Self {
         Self { command, python: Some(python), commit }
     }
+
+    /// What a master shows of this program.
+    pub(crate) fn build(&self) -> edl_master::Build {
+        let instruction_set = edl_zoo::instruction_set();
+        edl_master::Build { commit: self.commit, instruction_set }
+    }
+}
+
+/// The words that the user has entered to start this process.
+pub(crate) fn entered() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 pub(crate) fn set(host: Host) {

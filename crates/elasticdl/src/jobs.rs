@@ -48,6 +48,9 @@ pub(crate) struct MasterInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SupervisorInfo {
     pub(crate) pid: u32,
+    /// What the user has started it with. Earlier builds did not write it.
+    #[serde(default)]
+    pub(crate) command: Vec<String>,
 }
 
 /// Held by a job's supervisor while it runs, so others can see that it does.
@@ -260,8 +263,8 @@ impl Job {
         let _ = fs::remove_dir_all(self.paths.sockets());
     }
 
-    pub(crate) fn write_supervisor(&self) -> anyhow::Result<()> {
-        let info = SupervisorInfo { pid: std::process::id() };
+    pub(crate) fn write_supervisor(&self, command: &[String]) -> anyhow::Result<()> {
+        let info = SupervisorInfo { pid: std::process::id(), command: command.to_vec() };
         write_json(&self.paths.supervisor(), &info)
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::platform::InstanceId;
+pub(crate) use edl_master::log_files;
 
 use crate::cli::LogsArgs;
 use crate::cluster::{self, Target};
@@ -70,13 +71,6 @@ fn no_logs(job: &Job, only: Option<&str>) -> anyhow::Error {
         )),
         Some(_) | None => not_found(format!("job `{name}` has no logs yet")),
     }
-}
-
-/// Every log of a folder, by the name of its process.
-pub(crate) fn log_files(dir: &Path) -> BTreeMap<String, PathBuf> {
-    let paths = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let logs = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
-    logs.filter_map(|path| Some((path.file_stem()?.to_str()?.to_owned(), path))).collect()
 }
 
 /// Reads logs as they grow.

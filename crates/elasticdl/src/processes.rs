@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
-use crate::{lines, signals, stacks};
+use crate::{host, lines, signals, stacks};
 
 /// Time for a process to exit by itself after its supervisor has died.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -75,6 +75,7 @@ pub(crate) fn master_config(
         resume,
         ip: None,
         store_patience: Duration::ZERO,
+        build: host::get().build(),
     })
 }
 

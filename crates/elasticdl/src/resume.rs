@@ -9,7 +9,7 @@ use crate::exit::refuse;
 use crate::jobs::{Home, Job};
 use crate::submit::{self, Ready, checks};
 use crate::trained::{self, FIELD};
-use crate::{config, custom_loop, flags, paths};
+use crate::{config, custom_loop, flags, host, paths};
 
 pub(crate) enum Prepared {
     Ready(Ready),
@@ -35,7 +35,7 @@ pub(crate) fn prepare(
     if spec != before {
         job.rewrite_spec(&spec)?;
     }
-    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None }))
+    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None, command: host::entered() }))
 }
 
 /// The job to resume and its description with the changes that the user asks for.

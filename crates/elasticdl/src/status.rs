@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `status`: how far a job is, from its master while it runs and from its folder afterwards.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use edl_core::job::JobState;
 use edl_core::platform::InstanceState;
 use edl_core::spec::{JobSpec, JobType, Strategy};
 use edl_core::text::decimal;
+use edl_master::usage::{self, Usage};
 use edl_net::proto::{Instance, JobStatus};
+use serde::Serialize;
 
 use crate::cli::StatusArgs;
 use crate::cluster::{self, Target};
@@ -26,7 +29,9 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit
         Target::Cluster(job) => job.runtime.block_on(cluster::status::of(job)),
     };
     if args.json {
-        write_json(&status, out)?;
+        let is_local = matches!(&target, Target::Local(job) if job.is_running());
+        let usage = is_local.then(|| usage::of_job(&status)).unwrap_or_default();
+        write_json(&WithUsage { status: &status, usage }, out)?;
     } else {
         out.write_all(table(&status).as_bytes())?;
         let is_stuck = status.instances.iter().any(|instance| !instance.why.is_empty());
@@ -35,6 +40,14 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit
         }
     }
     Ok(Exit::Ok)
+}
+
+/// The status with what each process has used, if they run on this machine.
+#[derive(Serialize)]
+struct WithUsage<'a> {
+    #[serde(flatten)]
+    status: &'a JobStatus,
+    usage: BTreeMap<String, Usage>,
 }
 
 /// The job's status, as well as it is known.

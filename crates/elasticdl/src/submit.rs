@@ -34,6 +34,8 @@ pub(crate) struct Ready {
     pub(crate) resume: bool,
     /// Has been started to describe the job.
     pub(crate) forks: Option<ForkServer>,
+    /// What the user has entered, for the job's page.
+    pub(crate) command: Vec<String>,
 }
 
 /// A job that has no folder yet.
@@ -190,7 +192,7 @@ pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Resu
     custom_loop.map_or(Ok(()), |description| description.save(job.dir()))?;
     let hold = hold(&job)?;
     announce(&job, &spec, &facts);
-    Ok(Ready { job, hold, resume: false, forks })
+    Ok(Ready { job, hold, resume: false, forks, command: host::entered() })
 }
 
 /// Locks the job for this process.
@@ -213,10 +215,11 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 
 /// Runs a job to its end in this process.
 pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let Ready { job, hold, resume, forks } = ready;
+    let Ready { job, hold, resume, forks, command } = ready;
     let runtime = crate::runtime()?;
     let spec = job.spec()?;
     let forks = forks.or_else(|| fork_server(&spec));
+    job.write_supervisor(&command)?;
     let exit = runtime.block_on(supervisor::run(&job, &hold, resume, forks.clone(), &mut ui))?;
     if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
         python::export(&job, &spec, forks.as_ref());

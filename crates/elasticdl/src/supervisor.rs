@@ -99,7 +99,6 @@ pub(crate) async fn run(
     forks: Option<ForkServer>,
     ui: &mut Ui,
 ) -> anyhow::Result<Exit> {
-    job.write_supervisor()?;
     let spec = job.spec()?;
     let programs = Programs::of(&spec);
     if programs.is_none() {

@@ -125,6 +125,7 @@ impl Bench {
             resume: false,
             ip: None,
             store_patience: Duration::ZERO,
+            build: crate::Build::default(),
         };
         let (store, opened) = Store::open(&config.job_dir.store(), Earlier::default()).unwrap();
         let data = Data { n_records: 64, ..Data::default() };

@@ -11,20 +11,23 @@ const MEANING = {
 const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
 const GOOD = /joined|succeeded|restored|formed|resumed/;
 const FINAL = ["succeeded", "failed", "stopped"];
-const MAX_SAMPLES = 2000;
+const MAX_NEW = 1200; // Points, after which the page asks for fewer of them.
+const EDGE = 30; // Seconds.
+const CPU_SECS = 5;
 const css = (kind) => `var(--${kind})`;
+const bytes = (number) => number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(1)} GiB` : `${Math.round(number / 2 ** 20)} MiB`;
 const words = (kind) => kind.replaceAll("_", " ");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
 const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
-const model = { status: null, samples: [], lives: [], events: new Map(), logged: {}, known: -1, token: "", isFrozen: false };
+const model = { status: null, samples: [], points: [], n_fetched: 0, detail: null, lives: [], events: new Map(), logged: {}, known: -1, usage: new Map(), token: "", isFrozen: false };
 
 // ---- talking to the master ----
 const readToken = () => {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
     sessionStorage.setItem("token", given);
-    history.replaceState(null, "", location.pathname);
+    history.replaceState(null, "", location.pathname + location.search);
   }
   return sessionStorage.getItem("token") || "";
 };
@@ -32,6 +35,7 @@ const ask = async (path, body) => {
   const headers = { Authorization: `Bearer ${model.token}`, "Content-Type": "application/json" };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body || {}) });
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
+  return answer;
 };
 const wish = async (path, body) => {
   try {
@@ -45,7 +49,9 @@ const remember = (events) => {
   for (const event of events || []) model.events.set(`${event.at_secs}/${event.number}`, event);
   if (model.events.size > 600) for (const key of [...model.events.keys()].slice(0, model.events.size - 500)) model.events.delete(key);
 };
-const takeAll = ({ status, history, lives }) => {
+const takeAll = ({ status, history, lives, points }) => {
+  model.points = points;
+  drawAbout(history.about);
   model.samples = history.samples;
   model.lives = history.lives;
   model.known = lives;
@@ -63,12 +69,48 @@ const takeStatus = (status) => {
   remember(status.events);
   drawSoon();
 };
-const fetchAll = async () => {
-  const answer = await fetch("api/all");
-  if (!answer.ok) throw new Error(answer.statusText);
-  takeAll(await answer.json());
+/// CPU time becomes cores in use, over the last seconds.
+const takeUsage = (usage, at) => {
+  for (const name of model.usage.keys()) if (!(name in usage)) model.usage.delete(name);
+  for (const [name, { cpu_secs, memory_bytes }] of Object.entries(usage)) {
+    let times = model.usage.get(name)?.times || [];
+    // Another process with this name begins at zero.
+    if (times.length && times[times.length - 1].cpu_secs > cpu_secs) times = [];
+    times = [...times.filter((time) => at - time.at < CPU_SECS), { at, cpu_secs }];
+    const secs = at - times[0].at;
+    model.usage.set(name, { times, memory: memory_bytes, cores: secs > 0 ? (cpu_secs - times[0].cpu_secs) / secs : null });
+  }
 };
-const refresh = oneAtATime(fetchAll);
+const get = async (path) => {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error(answer.statusText);
+  return answer.json();
+};
+const refresh = oneAtATime(async () => {
+  const [all, points] = await Promise.all([get("api/all"), get("api/curves")]);
+  takeAll({ ...all, points });
+  model.n_fetched = points.length;
+  fetchDetail();
+});
+/// A range of time has more points than the same part of all time.
+const fetchDetail = oneAtATime(async () => {
+  const zoom = view.zoom;
+  if (!zoom || model.isFrozen || !model.points.length) return;
+  const t0 = start(), isTime = view.axis === "time", steps = model.points.filter((p) => p[1] >= zoom[0] && p[1] <= zoom[1]);
+  if (!isTime && !steps.length) return;
+  const [from, to] = isTime ? zoom.map((secs) => t0 + secs) : [steps[0][0] - EDGE, steps[steps.length - 1][0] + EDGE];
+  const points = await get(`api/curves?from=${from}&to=${to}`);
+  model.detail = { zoom, points };
+  if (view.zoom !== zoom) setTimeout(fetchDetail);
+  drawSoon();
+});
+/// The points of what the plots show, as near to each other as they are known.
+const pointsShown = () => {
+  const { detail, points } = model;
+  if (!view.zoom || detail?.zoom !== view.zoom || !detail.points.length) return points;
+  const [from, to] = [detail.points[0][0], detail.points[detail.points.length - 1][0]];
+  return [...points.filter((p) => p[0] < from), ...detail.points, ...points.filter((p) => p[0] > to)];
+};
 const follow = () => {
   const source = new EventSource("api/news");
   source.onopen = () => { $("link").textContent = ""; refresh(); };
@@ -78,10 +120,17 @@ const follow = () => {
     if (isOver) source.close();
   };
   source.onmessage = ({ data }) => {
+    // Without the history, the plots would show a moment.
+    if (model.known < 0) return refresh();
     const news = JSON.parse(data);
     const last = model.samples[model.samples.length - 1];
-    if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
-    if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) refresh();
+    const sample = news.sample;
+    if (sample && (!last || sample.at_secs > last.at_secs)) {
+      model.samples.push(sample);
+      model.points.push([sample.at_secs, sample.step, sample.loss, sample.learning_rate, sample.records_per_second, sample.workers]);
+    }
+    if (model.points.length > model.n_fetched + MAX_NEW || news.lives !== model.known) refresh();
+    takeUsage(news.usage, sample.at_secs);
     takeStatus(news.status);
   };
 };
@@ -90,6 +139,7 @@ const follow = () => {
 const drawSoon = throttled(() => draw());
 const draw = () => {
   const status = model.status;
+  if (!status) return;
   document.title = `${status.job} – ${status.state}`;
   $("job").textContent = status.job;
   const state = $("state");
@@ -128,6 +178,7 @@ const drawTiles = (status) => {
   const spares = status.instances.filter((i) => i.state === "spare").length;
   const inWorld = status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : "";
   const rows = status.instances.reduce((sum, i) => sum + (i.load ? i.load.rows : 0), 0);
+  const total = (what) => [...model.usage.values()].reduce((sum, usage) => sum + (usage[what] || 0), 0);
   const all = [
     ["Step", whole(status.step), status.generation > 1 ? `generation ${status.generation}` : ""],
     ["Loss", status.loss === null ? "nan" : status.loss ? status.loss.toFixed(4) : "–", ""],
@@ -136,6 +187,7 @@ const drawTiles = (status) => {
     ["Workers", FINAL.includes(status.state) ? whole(status.workers_wanted) : `${works} of ${status.workers_wanted}`, [inWorld, spares ? (spares === 1 ? "1 spare" : `${spares} spares`) : ""].filter(Boolean).join(", ")],
     ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `batches trained again: ${whole(status.goodput.repeated)}` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
+    ...(model.usage.size ? [["CPU", `${total("cores").toFixed(1)} cores`, `${bytes(total("memory"))} of memory`]] : []),
   ];
   $("tiles").replaceChildren(...all.map(([name, value, more]) => {
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, value), el("small", {}, more));
@@ -143,39 +195,47 @@ const drawTiles = (status) => {
     return tile;
   }));
 };
-const start = () => model.samples.length ? model.samples[0].at_secs : 0;
+const start = () => model.points.length ? model.points[0][0] : 0;
+/// Seconds after the start at which the model had this version.
+const secsAt = (version) => {
+  const points = model.points;
+  let [low, high] = [0, points.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle][1] < version) low = middle + 1;
+    else high = middle;
+  }
+  return points.length ? points[low][0] - start() : 0;
+};
+const COLOURS = ["redo", "communicate", "compute", "heal", "checkpoint"].map(css);
+/// The name of a metric without the data that it was measured on: `loss` of `val_loss`.
+const base = (name) => name.replace(/^(train|training|val|valid|validation|eval|test)[_/.]/, "");
 const drawCurves = (status) => {
-  const t0 = start(), trained = model.samples.filter((s) => s.step > 0);
-  const over = (pick, all = trained) => all.map((s) => [s.at_secs - t0, pick(s)]);
-  const plots = [
-    ["Loss", over((s) => s.loss), "var(--compute)", {}],
-    ["Records/s", over((s) => s.records_per_second), "var(--communicate)", { zero: true }],
-    ["Learning rate", over((s) => s.learning_rate), "var(--checkpoint)", { zero: true }],
-    ["Active workers", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
-  ];
+  const t0 = start(), all = pointsShown(), trained = all.filter((p) => p[1] > 0);
+  const over = (n, points = trained) => points.map((p) => [p[0] - t0, p[1], p[n] ?? NaN]);
+  const plots = new Map();
+  const add = (title, line, options = {}) => {
+    if (!plots.has(title)) plots.set(title, { lines: [], ...options });
+    plots.get(title).lines.push(line);
+  };
+  add("Loss", { name: "training", colour: css("compute"), points: over(2) });
+  add("Speed", { name: "all workers", colour: css("communicate"), points: over(4) }, { unit: "records/s", zero: true });
+  add("Learning rate", { name: "learning rate", colour: css("checkpoint"), points: over(3) }, { zero: true, plain: true });
+  add("Active workers", { name: "workers", colour: css("heal"), points: over(5, all) }, { zero: true, whole: true, plain: true });
   const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
-  const at = (version) => (model.samples.find((s) => s.step >= version) || model.samples[model.samples.length - 1] || { at_secs: t0 }).at_secs - t0;
   for (const name of names) {
-    plots.push([`Evaluation: ${name}`, status.evaluations.filter((e) => name in e.metrics).map((e) => [at(e.version), e.metrics[name]]), "var(--redo)", { dots: true }]);
+    const points = status.evaluations.filter((e) => name in e.metrics).map((e) => [secsAt(e.version), e.version, e.metrics[name]]);
+    add(name === "loss" ? "Loss" : `Evaluation: ${name}`, { name: "validation", colour: css("redo"), dots: true, points });
   }
-  for (const [name, points] of Object.entries(model.logged).sort()) plots.push([`Logged: ${name}`, points.map(([step, value]) => [at(step), value]), "var(--redo)", { dots: points.length < 60 }]);
+  for (const [name, logged] of Object.entries(model.logged).sort()) {
+    const title = `Logged: ${base(name)}`, colour = COLOURS[(plots.get(title)?.lines.length || 0) % COLOURS.length];
+    add(title, { name, colour, dots: logged.length < 60, points: logged.map(([step, value]) => [secsAt(step), step, value]) });
+  }
   // All boxes first: they share the width.
-  const boxes = plots.map(([name]) => {
-    let box = [...$("plots").children].find((figure) => figure.dataset.plot === name);
-    if (!box) {
-      box = el("figure", { className: "card plot" }, el("figcaption", {}, name, el("span")), el("div"));
-      box.dataset.plot = name;
-      $("plots").append(box);
-    }
-    return box;
-  });
-  for (const [place, [name, points, colour, options]] of plots.entries()) {
-    const box = boxes[place];
-    const last = points.length ? points[points.length - 1][1] : NaN;
-    box.querySelector("span").textContent = short(last);
-    box.dataset.points = points.length;
-    curve(box.lastElementChild, name, points, colour, options);
-  }
+  const charts = [...plots].map(([title, { lines, unit, plain, ...options }]) =>
+    Object.assign(chartOf(title, $("plots")), { lines: lines.map(finite), unit, plain, options }));
+  const range = rangeOf(charts);
+  for (const chart of visible(charts)) drawChart(chart, range);
 };
 const stack = (spent, label) => {
   const total = KINDS.reduce((sum, kind) => sum + spent[kind], 0) || 1;
@@ -207,9 +267,14 @@ const drawGoodput = (status) => {
     const [before, after] = [model.samples[n - few], model.samples[n]];
     const parts = after.spent.map((secs, kind) => Math.max(0, secs - before.spent[kind]));
     const sum = parts.reduce((a, b) => a + b, 0);
-    if (sum > 0) columns.push({ x: after.at_secs - start(), parts: parts.map((part) => part / sum) });
+    if (sum > 0) columns.push({ at: [after.at_secs - start(), after.step], parts: parts.map((part) => part / sum) });
   }
-  shares($("mix"), `Shares of the workers' time: ${KINDS.map((k) => `${words(k)} ${(goodput.workers[k] * 100 / total).toFixed(1)} %`).join(", ")}`, columns, KINDS.map(css));
+  const chart = Object.assign(chartOf("All workers over time", $("mix")), { unit: "%" });
+  chart.lines = KINDS.map((kind, n) => ({ name: words(kind), colour: css(kind), points: columns.map(({ at, parts }) => [...at, parts[n] * 100]) }));
+  const label = `Shares of the workers' time: ${KINDS.map((k) => `${words(k)} ${(goodput.workers[k] * 100 / total).toFixed(1)} %`).join(", ")}`;
+  const shown = columns.map(({ at, parts }) => ({ x: at[AXES[view.axis].of], parts, at })).filter(({ at }) => isShown(at));
+  chart.place = shares(chart.box, label, shown, KINDS.map(css), rangeOf([chart]), { text: AXES[view.axis].text });
+  mark(chart);
   const sum = (spent) => KINDS.reduce((all, kind) => all + spent[kind], 0);
   const rows = [["all workers", goodput.workers], ["all servers", goodput.servers]];
   for (const i of status.instances) if (i.spent && sum(i.spent) > 0) rows.push([`${i.role}-${i.id}`, i.spent]);
@@ -259,13 +324,14 @@ const doing = (i) => {
 const drawProcesses = (status) => {
   const canHarm = !model.isFrozen && status.allow_chaos && model.token !== "" && !FINAL.includes(status.state);
   $("processes").querySelector("thead .act").hidden = !canHarm;
+  for (const head of $("processes").querySelectorAll("thead .used")) head.hidden = !model.usage.size;
   const body = $("processes").tBodies[0];
   const kept = new Map([...body.rows].map((row) => [row.dataset.name, row]));
   const rows = status.instances.map((i) => {
     const name = i.role === "master" ? "master" : `${i.role}-${i.id}`;
     let row = kept.get(name);
     if (!row) {
-      row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
+      row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
       row.dataset.name = name;
       if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["pause", "Pause"], ["resume", "Resume"], ["partition", "Disconnect"], ["slow", "Slow down"]]) {
         const button = el("button", { type: "button", className: "small", onclick: () => wish("api/chaos", { role: i.role, id: i.id, how }) }, label);
@@ -278,12 +344,30 @@ const drawProcesses = (status) => {
     cells[2].textContent = i.restarts;
     cells[3].textContent = doing(i);
     cells[4].replaceChildren(...(i.spent ? [stack(i.spent, name)] : []));
-    cells[5].hidden = !canHarm;
+    const usage = model.usage.get(name);
+    cells[5].textContent = usage && usage.cores !== null ? `${usage.cores.toFixed(2)} cores` : "";
+    cells[6].textContent = usage ? bytes(usage.memory) : "";
+    cells[5].hidden = cells[6].hidden = !model.usage.size;
+    cells[7].hidden = !canHarm;
     return row;
   });
   // Rows that stay are not removed, so that a focused button keeps the focus.
   for (const row of [...body.rows]) if (!rows.includes(row)) row.remove();
   rows.forEach((row, place) => { if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] || null); });
+};
+const drawAbout = (about) => {
+  $("about").hidden = !about || !about.version;
+  if ($("about").hidden) return;
+  const { command, fields, version, commit, data, machine } = about;
+  const has = [machine.cpu, machine.cores === 1 ? "1 core" : `${machine.cores} cores`, machine.memory_bytes && `${bytes(machine.memory_bytes)} of memory`, machine.instruction_set];
+  const facts = [
+    ["Command", command && el("code", {}, command)],
+    ["Version", [version, commit && `commit ${commit}`].filter(Boolean).join(", ")],
+    ...data.map(({ name, path, records }) => [`${name[0].toUpperCase()}${name.slice(1)} data`, `${path} (${whole(records)} records)`]),
+    ["Machine of the master", has.filter(Boolean).join(", ")],
+  ];
+  $("facts").replaceChildren(...facts.filter(([, value]) => value).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  $("fields").tBodies[0].replaceChildren(...fields.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value))));
 };
 let shownEvents = "";
 const drawEvents = () => {
@@ -305,9 +389,10 @@ $("stop").onclick = () => {
 };
 $("sure-no").onclick = () => $("sure").close();
 $("sure-yes").onclick = () => { $("sure").close(); wish("api/stop"); };
-addEventListener("resize", () => { if (model.status) draw(); });
+addEventListener("resize", draw);
 
 // ---- start ----
+readChoices();
 const data = $("data").textContent.trim();
 if (data) {
   model.isFrozen = true;
@@ -316,5 +401,5 @@ if (data) {
 } else {
   model.token = readToken();
   const check = model.token ? ask("api/token").catch(() => { model.token = ""; notice("Invalid token; the page is read-only."); }) : Promise.resolve();
-  check.then(follow);
+  check.then(follow).then(() => { if (model.token) followLogs(); });
 }

@@ -23,6 +23,7 @@ use super::controller::{Controller, Start, is_retried};
 use super::{Pod, uid};
 use crate::custom_loop;
 use crate::exit::{Exit, of_error, refuse};
+use crate::host;
 use crate::jobs::Job;
 use crate::processes::{self, exit_of_master};
 use crate::submit::checks;
@@ -161,6 +162,7 @@ async fn serve(pod: &Pod, opened: Opened, departure: &Departure) -> anyhow::Resu
         resume: end.is_some(),
         ip: Some(pod.ip),
         store_patience: STORE_TIMEOUT,
+        build: host::get().build(),
     };
     let board = Board::new(client.clone(), &pod.namespace, &pod.spec.job_name);
     let board = if board.is_used().await { Some(board) } else { None };
