@@ -116,7 +116,8 @@ def job(binary: Path) -> str:
 def flags(binary: Path) -> dict[str, str]:
     """The help of every flag that describes a job."""
     found = {}
-    for command in ("train", "evaluate", "predict"):
+    # Those of `train` last: other commands take defaults from a trained model.
+    for command in ("predict", "evaluate", "train"):
         text = printed(binary, command, "--help")
         for name, help_text in re.findall(
             r"^ +--([a-z_]+)[^\n]*?(?:\n {8,}|  +)(\S.*(?:\n {8,}\S.*)*)", text, re.M

@@ -256,6 +256,14 @@ impl Found {
     pub fn created(&self) -> Option<i64> {
         created(&self.config_map)
     }
+
+    /// When the job ended, in seconds since 1970, if the cluster says so.
+    #[must_use]
+    pub fn ended(&self) -> Option<i64> {
+        let conditions = self.controller.as_ref()?.status.as_ref()?.conditions.iter().flatten();
+        let times = conditions.filter_map(|condition| condition.last_transition_time.as_ref());
+        times.map(|time| time.0.as_second()).max()
+    }
 }
 
 /// The pod of the master that counts: the last one that was not deleted.

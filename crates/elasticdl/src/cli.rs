@@ -146,10 +146,10 @@ Examples:
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
-  elasticdl train --num_epochs=3 --num_workers=4
+  elasticdl train --epochs=3 --workers=4
   elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=DIR
   elasticdl train --config job.yaml --model_params=\"lr=0.05\" --detach
-  elasticdl train --resume my-job --num_workers=8";
+  elasticdl train --resume my-job --workers=8";
 
 const RUN_EXAMPLES: &str = "\
 Examples:

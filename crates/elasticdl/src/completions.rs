@@ -14,8 +14,9 @@ use clap_complete::Shell;
 use crate::exit::Exit;
 use crate::help::{self, Detail};
 
-/// How arguments that name a job are called.
+/// How arguments are called that name a job, and those that name a job or a file.
 const JOB: &str = "JOB";
+const MODEL: &str = "MODEL";
 /// Prints the names of the jobs; see `cli::Command::JobNames`.
 const NAMES: &str = "elasticdl job-names 2>/dev/null";
 
@@ -43,13 +44,14 @@ fn with_job_names(shell: Shell, text: String, root: &Command) -> String {
 
 /// The commands that take the name of a job.
 fn job_commands(root: &Command) -> impl Iterator<Item = &Command> {
-    let takes_job =
-        |command: &&Command| !command.is_hide_set() && command.get_positionals().any(names_job);
-    root.get_subcommands().filter(takes_job)
+    let takes = |command: &&Command| takes(command, JOB) || takes(command, MODEL);
+    root.get_subcommands().filter(|command| !command.is_hide_set()).filter(takes)
 }
 
-fn names_job(arg: &Arg) -> bool {
-    arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == JOB))
+/// Whether a command has such an argument.
+fn takes(command: &Command, what: &str) -> bool {
+    let is_it = |arg: &Arg| arg.get_value_names().is_some_and(|it| it.iter().any(|it| it == what));
+    command.get_positionals().any(is_it)
 }
 
 /// Flags after which a job name can follow, because they have no value.
@@ -76,9 +78,13 @@ _elasticdl_with_jobs() {{
     if [[ $word == "=" ]]; then word=""; elif [[ $before == "=" ]]; then
         before="${{COMP_WORDS[COMP_CWORD-2]}}"
     fi
-    [[ $COMP_CWORD -le 1 || $word == -* ]] && return
+    local command="" at
+    for ((at = 1; at < COMP_CWORD; at++)); do
+        [[ ${{COMP_WORDS[at]}} == -* ]] || {{ command="${{COMP_WORDS[at]}}"; break; }}
+    done
+    [[ -z $command || $word == -* ]] && return
     if [[ $before != --resume ]]; then
-        [[ ${{COMP_WORDS[1]}} == @({commands}) ]] || return
+        [[ $command == @({commands}) ]] || return
         [[ $before == -* && $before != @({switches}) ]] && return
     fi
     local names
@@ -96,11 +102,17 @@ fn zsh(text: &str) -> String {
         "#compdef elasticdl\n\n_elasticdl_jobs() {\n    local -a jobs\n    jobs=(${(f)\"$(",
     );
     let _infallible = writeln!(found, "{NAMES})\"}})\n    compadd -a jobs\n}}");
+    found += "\n_elasticdl_models() {\n    _elasticdl_jobs\n    _files\n}\n";
     for line in text.lines().skip_while(|line| line.starts_with("#compdef")) {
         let is_positional = ["'::job -- ", "'*::jobs -- ", "':job -- "]
             .iter()
             .any(|start| line.trim_start().starts_with(start));
-        let line = if is_positional || line.contains(":JOB:_default'") {
+        let is_model = ["'::model -- ", "':model -- "]
+            .iter()
+            .any(|start| line.trim_start().starts_with(start));
+        let line = if is_model {
+            line.replace(":_default'", ":_elasticdl_models'")
+        } else if is_positional || line.contains(":JOB:_default'") {
             line.replace(":_default'", ":_elasticdl_jobs'")
         } else {
             line.to_owned()
@@ -112,10 +124,16 @@ fn zsh(text: &str) -> String {
 }
 
 fn fish(root: &Command) -> String {
-    let commands = job_commands(root).map(Command::get_name).collect::<Vec<_>>().join(" ");
-    format!(
-        "complete -c elasticdl -n \"__fish_seen_subcommand_from {commands}\" -f -a \"({NAMES})\"\n"
-    )
+    let (jobs, models): (Vec<_>, Vec<_>) = job_commands(root).partition(|it| takes(it, JOB));
+    let line = |commands: Vec<&Command>, options: &str| {
+        let commands = commands.into_iter().map(Command::get_name).collect::<Vec<_>>().join(" ");
+        format!(
+            "complete -c elasticdl -n \"__fish_seen_subcommand_from {commands}\" {options}-a \
+             \"({NAMES})\"\n"
+        )
+    };
+    // A model can also be a file.
+    line(jobs, "-f ") + &line(models, "")
 }
 
 #[cfg(test)]
@@ -138,7 +156,8 @@ mod tests {
     fn the_commands_that_take_a_job_are_known() {
         let root = help::command(Detail::Everything);
         let names: Vec<&str> = job_commands(&root).map(Command::get_name).collect();
-        for name in ["status", "logs", "stop", "clean", "wait", "audit", "scale", "chaos"] {
+        for name in ["status", "logs", "stop", "clean", "wait", "audit", "scale", "chaos", "export"]
+        {
             assert!(names.contains(&name), "{name}: {names:?}");
         }
         assert!(!names.contains(&"train") && !names.contains(&"data"), "{names:?}");
@@ -150,8 +169,13 @@ mod tests {
         let zsh = script(Shell::Zsh);
         assert!(zsh.starts_with("#compdef elasticdl\n\n_elasticdl_jobs() {"), "{zsh}");
         assert!(zsh.matches(":_elasticdl_jobs'").count() > 10, "{zsh}");
+        assert_eq!(zsh.matches(":_elasticdl_models'").count(), 3, "{zsh}");
         let fish = script(Shell::Fish);
         assert!(fish.contains("__fish_seen_subcommand_from status"), "{fish}");
         assert!(fish.contains("(elasticdl job-names 2>/dev/null)"));
+        assert!(
+            fish.contains("__fish_seen_subcommand_from evaluate predict export\" -a "),
+            "{fish}"
+        );
     }
 }

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::DemoArgs;
 use crate::cluster::Target;
-use crate::console::{eprint, span};
-use crate::exit::Exit;
+use crate::console::{eprint, put_result, span};
+use crate::exit::{Exit, refuse};
 use crate::jobs::{Home, Job};
 use crate::processes::cancel_on_signal;
 use crate::ui::{Ui, Watched};
@@ -74,6 +74,9 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
     // The job may have ended before its last recovery was seen.
     let last = shaken.status().and_then(|status| plan.heal(&status, begun.elapsed()));
     last.map(|healed| healed.to_string()).iter().for_each(eprint);
+    if !plan.is_complete() {
+        eprint("the job ended before all of them were killed; train longer with --epochs=N");
+    }
     eprint("now running the same job with one worker and no faults");
     let calm = start(&home, args, "calm", 1, &data)?;
     let mut ui = Ui::progress_of(&calm);
@@ -96,7 +99,10 @@ fn act(plan: &mut KillPlan, status: &JobStatus, now: Duration) -> Option<String>
         Ok(()) => {
             format!("step {}: {} was killed (kill -9 {})", status.step, victim.name, victim.pid)
         }
-        Err(error) => format!("cannot kill {}: {error}", victim.name),
+        Err(error) => {
+            plan.undo();
+            format!("cannot kill {}: {error}", victim.name)
+        }
     })
 }
 
@@ -105,35 +111,37 @@ fn verdict(plan: &KillPlan, shaken: Job, calm: &Job, out: &mut dyn Write) -> any
     let (first, second) = (hash(&shaken)?, hash(calm)?);
     let name = shaken.name().unwrap_or_default();
     let report = audit::of(&Target::Local(shaken))?;
-    out.write_all(audit::table(&report).as_bytes())?;
+    let mut text = audit::table(&report);
     let killed = if plan.n_kills() == 1 { "process" } else { "processes" };
     let faults = format!("{WORKERS} workers, {} {killed} killed:", plan.n_kills());
-    writeln!(out, "{faults:<34}sha256 {first}")?;
-    writeln!(out, "{:<34}sha256 {second}", "1 worker, no process killed:")?;
+    text += &format!("{faults:<34}sha256 {first}\n");
+    text += &format!("{:<34}sha256 {second}\n", "1 worker, no process killed:");
     let is_same = first == second;
-    let verdict = if is_same { "results are bit-identical" } else { "RESULTS DIFFER" };
-    writeln!(out, "{verdict}")?;
+    text += if is_same { "results are bit-identical\n" } else { "RESULTS DIFFER\n" };
     let times = plan.healed().into_iter();
     let times = times.map(|it| format!("{} {}", it.name, span(it.after.as_secs_f64())));
     let times: Vec<String> = times.collect();
-    writeln!(out, "healing times: {}", times.join(", "))?;
-    writeln!(out, "\nTry next:")?;
+    text += &format!("healing times: {}\n", times.join(", "));
+    text += "\nTry next:\n";
     let next = [
         (format!("elasticdl report {name}"), "save the page of the disturbed job"),
         ("elasticdl train --tui".into(), "train an image classifier, and watch it"),
         ("elasticdl init --workers=4".into(), "write a file with all options of a job"),
     ];
     for (command, what) in next {
-        writeln!(out, "  {command:<36}{what}")?;
+        text += &format!("  {command:<36}{what}\n");
     }
+    put_result(out, text)?;
     Ok(if is_same && report.clean { Exit::Ok } else { Exit::Failed })
 }
 
 /// Writes the data of both jobs; its path.
 fn write_data(home: &Home) -> anyhow::Result<String> {
     let folder = home.demo_dir();
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot create `{}`", folder.display()))?;
+    std::fs::create_dir_all(&folder).map_err(|error| {
+        let shown = folder.display();
+        refuse(format!("cannot create `{shown}`: {error}; set ELASTICDL_HOME to another folder"))
+    })?;
     let path = folder.join("people.csv");
     let shown = path.display().to_string();
     let text = people::csv(N_PEOPLE);

@@ -21,6 +21,8 @@ pub(crate) enum Detail {
 }
 
 const HELP: &str = "help";
+/// The default of flags that name data, which is shortened by `-h`.
+const INCLUDED: &str = "the data included with elasticdl";
 /// Of a command with more flags than this, `-h` shows only the common ones.
 const MANY: usize = 20;
 
@@ -28,9 +30,9 @@ const MANY: usize = 20;
 /// its flag, and its help in a few words.
 const COMMON_FLAGS: [(&str, &str, &str); 15] = [
     ("model_def", "model_def", "Built-in or Python model"),
-    ("training_data", "training_data", "File, folder or URL [default: included data]"),
-    ("validation_data", "validation_data", "Data to evaluate on [default: included data]"),
-    ("prediction_data", "prediction_data", "Data to predict on [default: included data]"),
+    ("training_data", "training_data", "File, folder or URL"),
+    ("validation_data", "validation_data", "Data to evaluate on"),
+    ("prediction_data", "prediction_data", "Data to predict on"),
     ("num_epochs", "epochs", "Number of epochs"),
     ("minibatch_size", "batch_size", "Records per batch"),
     ("learning_rate", "lr", "Learning rate"),
@@ -42,6 +44,13 @@ const COMMON_FLAGS: [(&str, &str, &str); 15] = [
     ("config", "config", "YAML file with fields of the job"),
     ("detach", "detach", "Run the job in the background"),
     ("resume", "resume", "Resume a job"),
+];
+
+/// The commands that use a trained model, and the defaults that it decides: command, flag, default.
+const DEFAULTS_OF_MODEL: [(&str, &str, &str); 3] = [
+    ("evaluate", "model_def", "the trained model's"),
+    ("evaluate", "validation_data", "that of its job"),
+    ("predict", "model_def", "the trained model's"),
 ];
 
 /// Commands about the same subject.
@@ -166,6 +175,7 @@ fn of_command(command: Command, path: &str, detail: Detail) -> Command {
         .help("Print help: -h for common flags, --help for all")
         .action(ArgAction::HelpShort);
     let command = command.disable_help_flag(true).arg(help).mut_args(with_default);
+    let command = with_defaults_of_model(command);
     let command = if detail == Detail::Common { shortened(command, &path) } else { command };
     command.mut_subcommands(|inner| of_command(inner, &path, detail))
 }
@@ -179,6 +189,19 @@ fn with_default(arg: Arg) -> Arg {
         return arg;
     }
     arg.help(format!("{help} [default: none]"))
+}
+
+/// A command that uses a trained model takes fields from the job that trained it.
+fn with_defaults_of_model(command: Command) -> Command {
+    let name = command.get_name().to_owned();
+    command.mut_args(|arg| {
+        let id = arg.get_id();
+        let default = DEFAULTS_OF_MODEL.iter().find(|(of, flag, _)| *of == name && id == *flag);
+        let Some((.., default)) = default else { return arg };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let (meaning, _) = help.split_once(" [default: ").unwrap_or((&help, ""));
+        arg.help(format!("{meaning} [default: {default}]"))
+    })
 }
 
 fn takes_value(arg: &Arg) -> bool {
@@ -214,6 +237,7 @@ fn brief(arg: Arg, position: usize) -> Arg {
     let default = full.find("[default: ").filter(|_| !brief.contains("[default: "));
     let help = match default.map(|at| &full[at..]) {
         Some("[default: none]") | None => brief.to_owned(),
+        Some(default) if default.contains(INCLUDED) => format!("{brief} [default: included data]"),
         Some(default) => format!("{brief} {default}"),
     };
     // In one list: headings would take more room than the flags.
@@ -323,6 +347,18 @@ mod tests {
                 let Some(flag) = arg.get_long() else { continue };
                 assert!(help.contains(&format!("--{flag}")), "{flag}");
             }
+        }
+    }
+
+    #[test]
+    fn commands_that_use_a_trained_model_show_what_they_take_from_it() {
+        for detail in [Detail::Common, Detail::Everything] {
+            let command = built(detail);
+            let help = help(command.find_subcommand("evaluate").unwrap());
+            let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(help.contains("[default: the trained model's]"), "{help}");
+            assert!(help.contains("[default: that of its job]"), "{help}");
+            assert!(!help.contains("mnist_cnn") && !help.contains(INCLUDED), "{help}");
         }
     }
 

@@ -252,6 +252,11 @@ impl Job {
         modified(&self.paths.supervisor()).or_else(|| modified(&self.paths.spec()))
     }
 
+    /// When a job that no longer runs has ended: its master wrote its status last.
+    pub(crate) fn ended(&self) -> Option<SystemTime> {
+        modified(&self.paths.status()).max(self.started())
+    }
+
     /// Replaces the description, completely or not at all.
     pub(crate) fn rewrite_spec(&self, spec: &JobSpec) -> anyhow::Result<()> {
         write_json(&self.paths.spec(), spec)

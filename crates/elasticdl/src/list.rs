@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::time::SystemTime;
 
 use edl_core::job::JobState;
 use edl_core::spec::JobSpec;
@@ -82,7 +83,7 @@ impl Row {
     fn of(job: &Job) -> Option<Self> {
         let status = JobStatus { state: job.state().into(), ..job.status().unwrap_or_default() };
         let folder = job.dir().display().to_string();
-        Some(Self::new(&job.spec().ok()?, status, secs_ago(job), folder))
+        Some(Self::new(&job.spec().ok()?, status, secs_since(job.started()), folder))
     }
 }
 
@@ -97,7 +98,7 @@ pub(crate) fn clean(args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exi
 fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let ended = || home.list().into_iter().filter(|job| !job.is_running());
     let jobs: Vec<Job> = if args.selects() {
-        ended().filter(|job| args.matches(job.state(), secs_ago(job))).collect()
+        ended().filter(|job| args.matches(job.state(), secs_since(job.ended()))).collect()
     } else {
         let named = args.jobs.iter().map(|name| home.find(Some(name)));
         let mut jobs: Vec<Job> = named.collect::<anyhow::Result<_>>()?;
@@ -147,7 +148,7 @@ impl CleanArgs {
     }
 
     /// Whether a job is selected that has ended in this state.
-    pub(crate) fn matches(&self, state: JobState, started_secs_ago: f64) -> bool {
+    pub(crate) fn matches(&self, state: JobState, ended_secs_ago: f64) -> bool {
         let end = if state == JobState::Succeeded {
             EndState::Succeeded
         } else if state == JobState::Failed {
@@ -155,9 +156,9 @@ impl CleanArgs {
         } else {
             EndState::Stopped
         };
-        let is_old = self.older_than.is_none_or(|secs| {
-            started_secs_ago > std::time::Duration::from_secs(secs).as_secs_f64()
-        });
+        let is_old = self
+            .older_than
+            .is_none_or(|secs| ended_secs_ago > std::time::Duration::from_secs(secs).as_secs_f64());
         is_old && (self.state.is_empty() || self.state.contains(&end))
     }
 }
@@ -166,12 +167,12 @@ impl CleanArgs {
 fn list_sizes(jobs: &[Job], out: &mut dyn Write) -> anyhow::Result<()> {
     let names: Vec<String> = jobs.iter().map(Job::handle).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max(4) + 2;
-    writeln!(out, "{:<width$}{:<13}{:<20}SIZE", "NAME", "STATE", "STARTED")?;
+    writeln!(out, "{:<width$}{:<13}{:<20}SIZE", "NAME", "STATE", "ENDED")?;
     let mut total = 0;
     for (job, name) in jobs.iter().zip(&names) {
         let (state, n_bytes) = (job.state(), size_of(job.dir()));
-        let started = format!("{} ago", span(secs_ago(job)));
-        writeln!(out, "{name:<width$}{state:<13}{started:<20}{}", size(n_bytes))?;
+        let ended = format!("{} ago", span(secs_since(job.ended())));
+        writeln!(out, "{name:<width$}{state:<13}{ended:<20}{}", size(n_bytes))?;
         total += n_bytes;
     }
     let jobs = counted(jobs.len() as u64, "job");
@@ -189,9 +190,8 @@ fn size_of(folder: &Path) -> u64 {
     sizes.sum()
 }
 
-fn secs_ago(job: &Job) -> f64 {
-    let started = job.started().and_then(|started| started.elapsed().ok());
-    started.unwrap_or_default().as_secs_f64()
+fn secs_since(time: Option<SystemTime>) -> f64 {
+    time.and_then(|time| time.elapsed().ok()).unwrap_or_default().as_secs_f64()
 }
 
 /// The names of the jobs of this machine, one per line. Completion must never fail.
@@ -255,6 +255,29 @@ mod tests {
         assert!(old.matches(JobState::Stopped, hour + 1.0));
         assert!(!old.matches(JobState::Stopped, hour - 1.0));
         assert!(!old.matches(JobState::Succeeded, hour + 1.0));
+    }
+
+    #[test]
+    fn a_job_that_trained_for_weeks_and_has_just_ended_is_not_old() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let spec = JobSpec { job_name: "long".into(), ..JobSpec::default() };
+        let job = home.create(&spec, None).unwrap();
+        job.write_supervisor().unwrap();
+        let days = |days: u64| SystemTime::now() - std::time::Duration::from_secs(days * 86_400);
+        let set = |path: &Path, time| {
+            let file = std::fs::File::options().write(true).create(true).truncate(false).open(path);
+            file.unwrap().set_modified(time).unwrap();
+        };
+        set(&job.paths().supervisor(), days(20));
+        set(&job.paths().status(), days(1));
+        let clean = |secs: u64| {
+            let args = CleanArgs { older_than: Some(secs), ..CleanArgs::default() };
+            clean_in(&home, &args, &mut Vec::new()).unwrap();
+            home.list().len()
+        };
+        assert_eq!(clean(7 * 86_400), 1, "it ended a day ago");
+        assert_eq!(clean(86_400 / 2), 0);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) struct CleanArgs {
     /// Delete every job that is not running
     #[arg(long, conflicts_with = "jobs")]
     pub(crate) all: bool,
-    /// Delete jobs that were started longer ago than this, e.g. 12h or 7d [default: any time ago]
+    /// Delete jobs that ended longer ago than this, e.g. 12h or 7d [default: any time ago]
     #[arg(long, value_name = "TIME", conflicts_with = "jobs", value_parser = crate::flags::seconds)]
     pub(crate) older_than: Option<u64>,
     /// Delete jobs in these states, separated by commas; `stopped` includes jobs that were killed

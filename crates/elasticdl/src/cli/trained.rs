@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The flags of `evaluate`, `predict` and `export`: commands that use a trained model.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
 use super::RunFlags;
@@ -60,7 +58,7 @@ pub(crate) struct ExportArgs {
     pub(crate) model: String,
     /// Folder to write to
     #[arg(long, value_name = "DIR", default_value = "model")]
-    pub(crate) output: PathBuf,
+    pub(crate) output: String,
     /// Overwrite a model that is already there
     #[arg(long)]
     pub(crate) force: bool,

@@ -35,10 +35,16 @@ async fn row(cluster: &Cluster, found: &Found) -> Row {
     {
         status = reported;
     }
+    let folder = spec.cluster_job_dir().unwrap_or_default();
+    Row::new(spec, status, secs_since(found.created()), folder)
+}
+
+/// The seconds since a time in seconds since 1970.
+fn secs_since(time: Option<i64>) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "seconds for the eye")]
-    let created = found.created().map_or(now, |created| created as f64);
-    Row::new(spec, status, (now - created).max(0.0), spec.cluster_job_dir().unwrap_or_default())
+    let time = time.map_or(now, |time| time as f64);
+    (now - time).max(0.0)
 }
 
 /// Removes jobs that have ended, with everything that they own on the cluster. Their folders, which
@@ -91,5 +97,5 @@ async fn is_selected(cluster: &Cluster, job: &Found, args: &CleanArgs) -> bool {
         return false;
     }
     let row = row(cluster, job).await;
-    args.matches(row.state, row.started_secs_ago)
+    args.matches(row.state, secs_since(job.ended().or_else(|| job.created())))
 }

@@ -74,6 +74,16 @@ impl KillPlan {
         self.hits.len()
     }
 
+    /// Whether a process of each role was killed.
+    pub(super) fn is_complete(&self) -> bool {
+        self.hits.len() == KILLS.len()
+    }
+
+    /// The last process that was to be killed could not be: another one is due.
+    pub(super) fn undo(&mut self) {
+        self.hits.pop();
+    }
+
     /// The process to kill now, if one is due. Only a whole job that trains is hit, so every kill
     /// must be recovered from. `now` is the time since the job was started.
     pub(super) fn due(&mut self, status: &JobStatus, now: Duration) -> Option<Victim> {
@@ -192,7 +202,18 @@ mod tests {
         plan.heal(&succeeded, secs(11));
         assert_eq!(plan.due(&status(99, &replaced), secs(12)), None);
         let times: Vec<Duration> = plan.healed().into_iter().map(|healed| healed.after).collect();
+        assert!(plan.is_complete());
         assert_eq!((plan.n_kills(), times), (3, vec![secs(4), secs(1), secs(2)]));
+    }
+
+    #[test]
+    fn a_process_that_could_not_be_killed_does_not_count() {
+        let all = [MASTER, SERVER, WORKER];
+        let mut plan = KillPlan::new(7);
+        assert_eq!(plan.due(&status(10, &all), secs(1)), named("worker-20", 20));
+        plan.undo();
+        assert_eq!((plan.n_kills(), plan.heal(&status(11, &all), secs(2))), (0, None));
+        assert_eq!(plan.due(&status(11, &all), secs(2)), named("worker-20", 20));
     }
 
     #[test]

@@ -205,7 +205,11 @@ fn a_job_that_cannot_be_resumed_or_loaded_is_refused_by_name() {
         ),
         (&["evaluate"], BAD_INPUT, &["`elasticdl evaluate MODEL`"]),
         (&["evaluate", "done"], BAD_INPUT, &["without validation data; set --validation_data"]),
-        (&["evaluate", "done", "--partitions=7"], BAD_INPUT, &["32 partitions", "--partitions"]),
+        (
+            &["evaluate", "done", &on, "--partitions=7"],
+            BAD_INPUT,
+            &["32 partitions", "--partitions"],
+        ),
         (&["evaluate", "dune"], BAD_INPUT, &["trained model `dune` not found"]),
         (&["predict", "done", &from], BAD_INPUT, &["`done`", "--checkpoint_dir_for_init"]),
         (&["export", "Cargo.toml"], BAD_INPUT, &["`Cargo.toml` is not a trained model"]),

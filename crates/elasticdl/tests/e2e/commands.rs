@@ -152,7 +152,6 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
     let waited = home.run(&["wait", "bg"]);
     assert_eq!(waited.status.code(), Some(3));
     assert_eq!(waited.stdout, b"job bg stopped\n");
-    let stopped = home.status("bg");
     for command in ["wait", "attach"] {
         // As for `elasticdl wait bg | true`.
         let (reader, closed) = std::io::pipe().expect("a pipe");
@@ -160,6 +159,7 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
         let status = home.command(&[command, "bg"]).stdout(closed).status().expect("it runs");
         assert_eq!(status.code(), Some(3), "`{command}` to a reader that has left");
     }
+    let stopped = home.status("bg");
     assert_eq!(stopped["state"], "stopped");
     assert!(stopped["records_done"].as_u64() < Some(2 * N_RECORDS), "{stopped:#}");
 
@@ -295,6 +295,9 @@ fn bash_completes_the_names_of_jobs() {
     assert_eq!(complete(&["elasticdl", "logs", "--follow", "al"]), ["alpha"]);
     assert_eq!(complete(&["elasticdl", "train", "--resume", "b"]), ["beta"]);
     assert_eq!(complete(&["elasticdl", "train", "--resume", "=", "b"]), ["beta"]);
+    assert_eq!(complete(&["elasticdl", "export", "al"]), ["alpha"]);
+    assert_eq!(complete(&["elasticdl", "--quiet", "status", "b"]), ["beta"]);
+    assert!(!complete(&["elasticdl", "--quiet", ""]).contains(&"alpha".into()));
     assert_eq!(complete(&["elasticdl", "sta"]), ["status"]);
     assert_eq!(complete(&["elasticdl", "stop", "--js"]), [""; 0]);
     assert_eq!(complete(&["elasticdl", "status", "--js"]), ["--json"]);

@@ -156,7 +156,8 @@ fn the_demo_ends_with_an_audit_and_bit_identical_results() {
 #[test]
 fn an_interrupted_demo_leaves_no_job_behind() {
     let home = Home::new();
-    let mut demo = home.start("demo", &["demo", "--plain", "--epochs=1"]);
+    // Long enough for a kill on any machine.
+    let mut demo = home.start("demo", &["demo", "--plain", "--epochs=100"]);
     let (stderr, start) = (home.path().join("demo.stderr"), Instant::now());
     while !std::fs::read_to_string(&stderr).is_ok_and(|text| text.contains("was killed")) {
         assert!(start.elapsed() < PATIENCE, "{}", demo.log());
