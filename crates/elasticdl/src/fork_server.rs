@@ -24,7 +24,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
     SocketFlags, SocketType, recv, sendmsg, shutdown, socketpair,
 };
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpgid, waitpid,
+};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -455,7 +457,15 @@ fn follow(mut process: Child, socket: &OwnedFd, state: &Mutex<State>, limit: Dur
     let _already_exited = process.kill();
     // Now that it cannot fork any more.
     lock(state).starting.clear();
+    let group = Pid::from_child(&process);
     let _reaped = process.wait();
+    // What it was forking is ours by now. It exits by itself, or has left the group of the server
+    // because it runs a program.
+    let deadline = Instant::now() + LIMIT;
+    let _left = before(deadline, || match waitpgid(group, WaitOptions::NOHANG) {
+        Ok(_) | Err(Errno::INTR) => Ok(None),
+        Err(_none_left) => Ok(Some(())),
+    });
 }
 
 /// The next message. None if the server is gone, or if a request has waited too long.
@@ -602,6 +612,45 @@ pub(crate) mod tests {
         command.arg(&file);
         let ran = run(Some(&forks), command, b"", Duration::from_secs(60)).unwrap().unwrap();
         assert_eq!((ran.how, &*ran.stdout), (Ended::Exit(0), "1\n"));
+    }
+
+    /// The processes of a group, also those that have ended and are not reaped.
+    fn n_in_group(group: u32) -> usize {
+        let is_one = |stat: &str| {
+            let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' '));
+            fields.and_then(|mut fields| fields.nth(2)) == Some(&*group.to_string())
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let stats = all.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
+        stats.filter(|stat| is_one(stat)).count()
+    }
+
+    #[test]
+    fn what_a_server_forks_when_it_is_killed_is_reaped() {
+        let folder = tempfile::tempdir().unwrap();
+        let packages = folder.path().join("site-packages");
+        std::fs::create_dir(&packages).unwrap();
+        // Each process that is forked kills the server.
+        let package = "import os, signal\nSERVER = os.getpid()\n\
+                       os.register_at_fork(after_in_child=lambda: os.getppid() == SERVER and \
+                       os.kill(SERVER, signal.SIGKILL))";
+        std::fs::write(packages.join("kills_servers.py"), package).unwrap();
+        let file = folder.path().join("program.py");
+        std::fs::write(&file, "import kills_servers\nprint(1)").unwrap();
+        let path = format!("{PACKAGE}:{}", packages.display());
+        let environment = BTreeMap::from([("PYTHONPATH".to_owned(), path)]);
+        let imported = [file.clone().into_os_string()];
+        let forks = ForkServer::serve("python3".into(), &imported, environment.clone(), LIMIT);
+        let forks = forks.unwrap();
+        let mut command = Command::new("python3");
+        command.arg(&file).envs(environment);
+        let ran = run(Some(&forks), command, b"", Duration::from_secs(60)).unwrap().unwrap();
+        assert_eq!((ran.how, &*ran.stdout), (Ended::Exit(0), "1\n"), "it was spawned");
+        assert!(lock(&forks.inner.state).is_lost, "the server was killed");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while n_in_group(forks.pid()) > 0 {
+            assert!(Instant::now() < deadline, "a process was not reaped");
+        }
     }
 
     #[test]

@@ -704,6 +704,25 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
 }
 
 #[test]
+fn a_checkpoint_that_cannot_be_written_is_reported_and_the_next_one_is_written() {
+    let mut bench = Bench::alone(2);
+    bench.feed(Event::Command(Command::Checkpoint(order(1, 3))));
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 5 }));
+    bench.run();
+    bench.feed(Event::Written { checkpoint: CheckpointId(1), result: Err("disk full".into()) });
+    let failed = |report: &Report| {
+        let Report::CheckpointFailed { checkpoint, error } = report else { return None };
+        Some((checkpoint.0, error.clone()))
+    };
+    let failed: Vec<(u64, String)> = bench.reports.iter().filter_map(failed).collect();
+    assert_eq!(failed, [(1, "disk full".to_owned())]);
+    bench.feed(Event::Command(Command::Checkpoint(order(2, 7))));
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 8 }));
+    bench.run();
+    assert!(bench.log.iter().any(|line| line == "write 2"), "{:?}", bench.log);
+}
+
+#[test]
 fn a_shard_is_evaluated_at_its_step_or_returned() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Command(Command::Lease { lease: LeaseId(1), task: shard(2, 5) }));
