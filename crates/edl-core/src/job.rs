@@ -195,7 +195,7 @@ impl Job {
         }
         self.forgive_pause(now);
         // Under load, other events may leave no time for a tick.
-        let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
+        let is_tick = matches!(event, Event::Tick) || now.since(self.last_tick) >= TICK;
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
         let n_done = self.ledger().n_done();
@@ -244,7 +244,7 @@ impl Job {
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
             Event::FromWorker { worker, incarnation, report } => {
-                if self.roster.is_frozen(worker) {
+                if self.unchanged_world.is_some() && self.roster.is_frozen(worker) {
                     // It is heard again, so it can be in a world.
                     self.unchanged_world = None;
                 }
@@ -293,8 +293,10 @@ impl Job {
             Report::Returned { kept } => self.work_returned(worker, &kept),
             Report::Leaving => self.worker_leaving(worker),
             Report::Heartbeat { waiting_for, progress } => {
-                self.roster.worker_waits(worker, waiting_for, now);
-                self.worker_progressed(worker, progress, now);
+                let time = self.roster.worker_heartbeat(worker, waiting_for, progress, now);
+                if let Some(time) = time {
+                    self.worker_progressed(worker, time, now);
+                }
             }
             // Already accounted.
             Report::Spending(_) => {}
@@ -456,7 +458,8 @@ impl Job {
     /// If no check was made for long, the master itself was stopped: others were not silent, it did
     /// not listen.
     fn forgive_pause(&mut self, now: Time) {
-        if now.since(self.last_tick) < self.max_pause() {
+        let pause = now.since(self.last_tick);
+        if pause < MIN_PAUSE || pause < self.max_pause() {
             return;
         }
         self.roster.forgive_silence(now);

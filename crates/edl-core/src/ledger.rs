@@ -174,7 +174,7 @@ impl Ledger {
     }
 
     /// Ends every overdue lease. A worker that waits for others to finish its round is in time.
-    pub fn expire(&mut self, now: Time, timeout: Duration) -> Vec<(LeaseId, Lease)> {
+    pub fn expire(&mut self, now: Time, timeout: Duration) -> Vec<Lease> {
         let is_late = self.pool.next_deadline().is_some_and(|deadline| deadline <= now);
         let waits = || self.pool.has_todo(self.round_end()) || self.pool.has_uncomputed();
         if is_late && self.is_sync && waits() {
@@ -187,7 +187,7 @@ impl Ledger {
     /// is exactly that of `n_done` batches.
     #[must_use]
     pub fn is_reached(&self, barrier: u64) -> bool {
-        self.n_done() >= barrier && self.pool.n_leases() == 0 && !self.has_todo(barrier)
+        self.n_done() >= barrier && self.pool.n_assigned() == 0 && !self.has_todo(barrier)
     }
 
     #[must_use]

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::time::Duration;
 
 use edl_core::time::Time;
 
@@ -56,6 +57,8 @@ pub struct JobEntry<'a> {
     pub ran_before: bool,
     /// Workers that it had before this plan.
     pub n_before: u32,
+    /// When an earlier plan last changed it.
+    resized: Option<Time>,
     /// Its target, if Kubernetes chooses nodes and victims.
     pub wanted: Option<Counts>,
 }
@@ -172,6 +175,7 @@ impl<'a> Board<'a> {
             waiting: None,
             ran_before: false,
             n_before: 0,
+            resized: self.state.jobs.get(&job.id).and_then(|memory| memory.resized),
             wanted: None,
         });
         for placed in &job.placed {
@@ -463,6 +467,12 @@ impl JobEntry<'_> {
     #[must_use]
     pub fn surplus(&self) -> u32 {
         self.counts.worker.saturating_sub(self.job.roles.worker.min)
+    }
+
+    /// Whether an earlier plan changed it within `window`.
+    #[must_use]
+    pub fn was_resized_within(&self, window: Duration, now: Time) -> bool {
+        self.resized.is_some_and(|then| now.since(then) < window)
     }
 
     #[must_use]

@@ -29,7 +29,7 @@ pub struct Rules {
 /// Gives free capacity to the job with the least, worker by worker, until nothing fits.
 pub fn fill(board: &mut Board<'_>, rules: Rules) {
     let mut open = OpenJobs::new(board, rules);
-    while let Some(job) = open.pop_least(board) {
+    while let Some(job) = open.pop_least() {
         if !may_grow(board, job, rules) || packing::put_worker(board, job).is_none() {
             continue;
         }
@@ -121,7 +121,7 @@ fn may_take_more(board: &Board<'_>, job: JobIx, rules: Rules, freeze: Duration) 
     let limit = n_before.saturating_mul(board.options.growth).max(n_before.saturating_add(4));
     !has_shrunk
         && entry.counts.worker < limit
-        && !board.state.was_resized_within(freeze, entry.job.id, board.now)
+        && !entry.was_resized_within(freeze, board.now)
         && is_worth_it(board, job, n_before, limit)
 }
 
@@ -204,12 +204,12 @@ fn take_from_group(
     // Between queues, fairness is the same for all givers of one shape.
     let mut unfair: Vec<Resources> = Vec::new();
     for (Reverse(has), rich) in givers {
-        let shape = board.jobs[rich].job.roles.worker.shape;
-        if rich == poor || unfair.contains(&shape) || refusals[rich] {
-            continue;
-        }
         if !is_lower && !goes_by_queue && has <= own {
             return None;
+        }
+        let shape = board.jobs[rich].job.roles.worker.shape;
+        if rich == poor || refusals[rich] || unfair.contains(&shape) {
+            continue;
         }
         let is_fair = is_lower || is_fairer(board, rich, poor, rules.measure);
         if goes_by_queue && !is_fair {
@@ -236,7 +236,8 @@ fn is_left_alone(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
     let entry = &board.jobs[job];
     rules.has_hysteresis
         && entry.ran_before
-        && (entry.counts.worker > entry.n_before || board.state.is_frozen(entry.job.id, board.now))
+        && (entry.counts.worker > entry.n_before
+            || entry.was_resized_within(board.options.freeze, board.now))
 }
 
 type Giver = (Reverse<OrderedF64>, JobIx);
@@ -343,34 +344,38 @@ type ByQueue = BTreeMap<QueueId, BTreeSet<(OrderedF64, JobIx)>>;
 struct OpenJobs {
     measure: Measure,
     by_priority: BTreeMap<Reverse<i32>, ByQueue>,
+    /// The sizes of all queues.
+    levels: BTreeMap<QueueId, OrderedF64>,
 }
 
 impl OpenJobs {
     fn new(board: &Board<'_>, rules: Rules) -> Self {
-        let mut open = Self { measure: rules.measure, by_priority: BTreeMap::new() };
+        let (by_priority, levels) = (BTreeMap::new(), BTreeMap::new());
+        let mut open = Self { measure: rules.measure, by_priority, levels };
         for job in 0..board.jobs.len() {
             open.push(board, job, rules);
         }
         open
     }
 
+    /// Adds a job if it may grow. Its queue may have grown with it.
     fn push(&mut self, board: &Board<'_>, job: JobIx, rules: Rules) {
+        let queue = board.jobs[job].job.queue;
+        let used = board.queues[&queue].used;
+        self.levels.insert(queue, OrderedF64(queue_level(board, queue, used)));
         if may_take_more(board, job, rules, free_capacity_freeze(board)) {
             let entry = &board.jobs[job];
             let own = OrderedF64(level(board, job, entry.counts, self.measure));
             let queues = self.by_priority.entry(Reverse(entry.job.priority)).or_default();
-            queues.entry(entry.job.queue).or_default().insert((own, job));
+            queues.entry(queue).or_default().insert((own, job));
         }
     }
 
-    fn pop_least(&mut self, board: &Board<'_>) -> Option<JobIx> {
+    fn pop_least(&mut self) -> Option<JobIx> {
         loop {
             let mut first = self.by_priority.first_entry()?;
             let queues = first.get_mut();
-            let least = queues.keys().copied().min_by_key(|queue| {
-                let used = board.queues[queue].used;
-                (OrderedF64(queue_level(board, *queue, used)), *queue)
-            });
+            let least = queues.keys().copied().min_by_key(|queue| (self.levels[queue], *queue));
             let Some(queue) = least else {
                 first.remove();
                 continue;

@@ -103,18 +103,6 @@ impl PlannerState {
     pub fn of(policy: Policy) -> Self {
         Self::new(Options { policy, ..Options::default() })
     }
-
-    /// Whether `job` was resized too recently to be resized again.
-    #[must_use]
-    pub fn is_frozen(&self, job: JobId, now: Time) -> bool {
-        self.was_resized_within(self.options.freeze, job, now)
-    }
-
-    #[must_use]
-    pub fn was_resized_within(&self, window: Duration, job: JobId, now: Time) -> bool {
-        let resized = self.jobs.get(&job).and_then(|memory| memory.resized);
-        resized.is_some_and(|then| now.since(then) < window)
-    }
 }
 
 impl Policy {

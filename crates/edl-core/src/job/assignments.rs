@@ -3,7 +3,8 @@
 //!
 //! Work is todo, assigned or done. A lease that ends early makes its open work todo again.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Bound;
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use crate::pool::{Lease, Pool};
 use crate::spec::Mode;
 use crate::time::Time;
 use crate::worker::{Pass, Shard, Task};
+
+/// Idle workers by what they hold, the least first, with their capacities.
+type Free = BinaryHeap<Reverse<(usize, WorkerId, u32)>>;
 
 /// How many idle workers are compared at once.
 const COMPARED: usize = 64;
@@ -36,6 +40,8 @@ pub(super) struct Assignments {
     min_capacity: u32,
     /// Workers that may hold fewer leases than they can; on each tick, all of them.
     idle: BTreeSet<WorkerId>,
+    /// Empty; it keeps its memory.
+    free: Free,
     /// The last worker that was assigned something: the one after it is next.
     last_served: WorkerId,
     /// Batches reported before it is known whether the servers still hold them.
@@ -75,6 +81,7 @@ impl Assignments {
             timeout,
             min_capacity,
             idle: BTreeSet::new(),
+            free: Free::new(),
             last_served: WorkerId(0),
             early: BTreeSet::new(),
         }
@@ -118,12 +125,13 @@ impl Assignments {
 
     /// These workers may be able to take more work.
     pub(super) fn add_idle(&mut self, workers: impl IntoIterator<Item = WorkerId>) {
-        self.idle.extend(workers);
+        self.idle.append(&mut workers.into_iter().collect());
     }
 
     /// Assigns all work that idle workers can take, batches only before `barrier`. `capacity` is
     /// how many leases a worker can hold; none if it can take no work now. The idle worker that
     /// holds the least is first; with very many workers, only some are compared for each lease.
+    /// `give` takes what is assigned.
     pub(super) fn assign(
         &mut self,
         barrier: Option<u64>,
@@ -131,43 +139,41 @@ impl Assignments {
         capacity: impl Fn(WorkerId) -> Option<u32>,
         mut new_lease: impl FnMut() -> LeaseId,
         now: Time,
-    ) -> Vec<Assigned> {
-        let mut assigned = Vec::new();
-        while self.has_work(barrier) {
-            let mut free = self.some_idle(&capacity);
+        mut give: impl FnMut(Assigned),
+    ) {
+        let mut free = std::mem::take(&mut self.free);
+        'work: while self.has_work(barrier) {
+            self.compare_idle(&capacity, &mut free);
             if free.is_empty() {
                 break;
             }
-            while let Some((n_held, worker)) = free.pop_first() {
-                let most = capacity(worker).unwrap_or(0).max(self.min_capacity) as usize;
-                let must_wait = self.must_finish_first(worker);
-                if n_held >= most || must_wait {
+            while let Some(Reverse((n_held, worker, capacity))) = free.pop() {
+                let most = capacity.max(self.min_capacity) as usize;
+                if n_held >= most || self.must_finish_first(worker) {
                     self.idle.remove(&worker);
                     continue;
                 }
                 let lease = new_lease();
                 let task = self.next_task(lease, worker, barrier, n_workers, now);
-                let Some(task) = task else { return assigned };
-                assigned.push(Assigned { worker, lease, task });
+                let Some(task) = task else { break 'work };
+                give(Assigned { worker, lease, task });
                 self.last_served = worker;
-                free.insert((n_held + 1, worker));
+                free.push(Reverse((n_held + 1, worker, capacity)));
             }
         }
-        assigned
+        free.clear();
+        self.free = free;
     }
 
-    /// The next idle workers in turn, by what they hold. A worker that can take no work now is
+    /// Adds the next idle workers in turn to `free`. A worker that can take no work now is
     /// considered again at the next tick.
-    fn some_idle(
-        &mut self,
-        capacity: impl Fn(WorkerId) -> Option<u32>,
-    ) -> BTreeSet<(usize, WorkerId)> {
-        let (mut free, mut unfit) = (BTreeSet::new(), Vec::new());
+    fn compare_idle(&mut self, capacity: impl Fn(WorkerId) -> Option<u32>, free: &mut Free) {
+        let mut unfit = Vec::new();
         let after = (Bound::Excluded(self.last_served), Bound::Unbounded);
         let in_turn = self.idle.range(after).chain(self.idle.range(..=self.last_served));
         for id in in_turn {
             match capacity(*id) {
-                Some(_) => _ = free.insert((self.n_held(*id), *id)),
+                Some(capacity) => free.push(Reverse((self.n_held(*id), *id, capacity))),
                 None => unfit.push(*id),
             }
             if free.len() == COMPARED {
@@ -177,7 +183,6 @@ impl Assignments {
         for id in unfit {
             self.idle.remove(&id);
         }
-        free
     }
 
     fn has_work(&self, barrier: Option<u64>) -> bool {
@@ -363,15 +368,20 @@ impl Assignments {
     }
 
     /// A worker failed on `item` of a lease. Only work of that lease can be at fault.
-    pub(super) fn failed(&mut self, lease: LeaseId, item: u32) -> Option<Suspect> {
+    pub(super) fn failed(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        item: u32,
+    ) -> Option<Suspect> {
         let epoch = self.ledger.epoch();
         let at_fault = |lease: Lease| {
             if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
         };
-        if let Some(ended) = self.ledger.pool_mut().release(lease) {
+        if let Some(ended) = self.ledger.pool_mut().release(worker, lease) {
             return at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }));
         }
-        let ended = self.shards_mut()?.release(lease)?;
+        let ended = self.shards_mut()?.release(worker, lease)?;
         at_fault(ended).map(|shard| self.suspect_shard(shard))
     }
 
@@ -379,19 +389,19 @@ impl Assignments {
     /// they hold in order.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Overdue> {
         let epoch = self.ledger.epoch();
-        let overdue = |(lease, ended): (LeaseId, Lease), suspect: &dyn Fn(u32) -> Suspect| {
-            let first = ended.uncomputed().next().or(ended.open.first().copied());
+        let overdue = |lease: Lease, suspect: &dyn Fn(u32) -> Suspect| {
+            let first = lease.uncomputed().next().or(lease.open.first().copied());
             let first = first.expect("a lease holds something");
-            Overdue { worker: ended.worker, lease, suspect: suspect(first) }
+            Overdue { worker: lease.worker, lease: lease.id, suspect: suspect(first) }
         };
         let mut batches = self.ledger.expire(now, self.timeout);
-        batches.sort_by_key(|(_, lease)| lease.uncomputed().next().unwrap_or(u32::MAX));
+        batches.sort_by_key(|lease| lease.uncomputed().next().unwrap_or(u32::MAX));
         let batch = |index| Suspect::Batch(BatchId { epoch, index });
         let mut all: Vec<Overdue> =
-            batches.into_iter().map(|ended| overdue(ended, &batch)).collect();
+            batches.into_iter().map(|lease| overdue(lease, &batch)).collect();
         let shards = self.shards_mut().map(|shards| shards.expire(now)).unwrap_or_default();
         let shard = |shard| self.suspect_shard(shard);
-        all.extend(shards.into_iter().map(|ended| overdue(ended, &shard)));
+        all.extend(shards.into_iter().map(|lease| overdue(lease, &shard)));
         all
     }
 

@@ -131,11 +131,15 @@ impl Checkpoints {
     }
 
     /// Whether the interval in time or in versions is over, and none is being written.
-    pub(super) fn is_due(&self, version: u64, now: Time) -> bool {
+    pub(super) fn is_due(&self, version: impl FnOnce() -> u64, now: Time) -> bool {
         let by_time = !self.every.is_zero() && now.since(self.last_at) >= self.every;
+        if self.checkpoint.is_some() || !by_time && self.steps == 0 {
+            return false;
+        }
+        let version = version();
         let n_before = |version: u64| version.checked_div(self.steps);
         let by_step = n_before(version) > n_before(self.last_version);
-        self.checkpoint.is_none() && version > self.last_version && (by_time || by_step)
+        version > self.last_version && (by_time || by_step)
     }
 
     pub(super) fn is_writing(&self) -> bool {

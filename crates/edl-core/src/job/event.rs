@@ -87,7 +87,7 @@ impl Event {
             Self::FromWorker { report: worker::Report::Heartbeat { .. }, .. }
                 | Self::FromPs { report: server::Report::Heartbeat, .. }
         );
-        *self == Self::Tick || is_heartbeat || self.is_time_report()
+        matches!(self, Self::Tick) || is_heartbeat || self.is_time_report()
     }
 
     /// Whether it is a report that all members send again and again, or that many of them send

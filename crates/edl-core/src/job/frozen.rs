@@ -14,7 +14,8 @@ impl Job {
     /// On every tick.
     pub(super) fn check_frozen(&mut self, now: Time) {
         let Some(timeout) = self.freeze_timeout() else { return };
-        let owing: Vec<WorkerId> = self.roster.ready_workers().filter(|w| self.owes(*w)).collect();
+        let quiet = self.roster.quiet_workers(timeout, now);
+        let owing: Vec<WorkerId> = quiet.filter(|worker| self.owes(*worker)).collect();
         for worker in owing {
             match self.roster.watch(worker, timeout, TICK, now) {
                 Watch::Heard => {}

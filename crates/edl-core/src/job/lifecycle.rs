@@ -80,7 +80,7 @@ impl Job {
         if assigns || self.completes_round() {
             self.assign_work(now);
         }
-        if self.stages.is_training() && self.checkpoints.is_due(self.ledger().version(), now) {
+        if self.stages.is_training() && self.checkpoints.is_due(|| self.ledger().version(), now) {
             self.begin_checkpoint(None, now);
         }
     }
@@ -224,6 +224,9 @@ impl Job {
 
     /// Limits by the clock: a pause for an evaluation, or the end.
     fn pause_for_time(&mut self, now: Time) {
+        if !self.stages.has_time_limit() {
+            return;
+        }
         let (ledger, elapsed) = (self.assignments.ledger(), self.elapsed(now));
         let frontier = self.strategy.last_step().unwrap_or_else(|| ledger.frontier());
         if self.stages.pause_for_time(frontier, ledger, elapsed, now) {

@@ -83,7 +83,7 @@ impl Job {
             return;
         }
         self.assignments.add_idle([worker]);
-        match self.assignments.failed(lease, item) {
+        match self.assignments.failed(worker, lease, item) {
             Some(Suspect::Batch(batch)) if batch.index == item => {
                 self.nonfinite(batch, worker, error, now);
             }

@@ -15,22 +15,28 @@ const MIN_FREEZE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
+    /// In the order in which they were measured.
     recent: VecDeque<Duration>,
-    /// Of `recent`, once there are enough: it is asked for at every event.
+    /// The same, the shortest first.
+    sorted: Vec<Duration>,
+    /// Of these, once there are enough: it is asked for at every event.
     median: Option<Duration>,
 }
 
 impl Pace {
     /// A batch or step took this long.
     pub(super) fn add(&mut self, time: Duration) {
-        self.recent.push_back(time);
-        if self.recent.len() > N_RECENT {
-            self.recent.pop_front();
+        if self.recent.len() == N_RECENT
+            && let Some(oldest) = self.recent.pop_front()
+            && let Ok(place) = self.sorted.binary_search(&oldest)
+        {
+            self.sorted.remove(place);
         }
-        if self.recent.len() >= N_LEAST {
-            let mut recent: Vec<Duration> = self.recent.iter().copied().collect();
-            let middle = recent.len() / 2;
-            self.median = Some(*recent.select_nth_unstable(middle).1);
+        self.recent.push_back(time);
+        let place = self.sorted.partition_point(|shorter| *shorter < time);
+        self.sorted.insert(place, time);
+        if self.sorted.len() >= N_LEAST {
+            self.median = Some(self.sorted[self.sorted.len() / 2]);
         }
     }
 

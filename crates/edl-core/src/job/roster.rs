@@ -318,6 +318,19 @@ impl Roster {
         known.map(|known| known.heard(now)).is_some()
     }
 
+    /// The ready workers that [`Roster::watch`] may do anything about.
+    pub(super) fn quiet_workers(
+        &self,
+        timeout: Duration,
+        now: Time,
+    ) -> impl Iterator<Item = WorkerId> + '_ {
+        let is_quiet = move |known: &Worker| {
+            known.is_ready()
+                && (known.pinged.is_some() || now.since(known.last_heard) >= timeout / 2)
+        };
+        self.workers.iter().filter(move |(_, known)| is_quiet(known)).map(|(id, _)| *id)
+    }
+
     /// Watches a busy worker, once per `tick`. Ticks are counted as well as time: a master that was
     /// stopped itself has not listened.
     pub(super) fn watch(
@@ -344,27 +357,23 @@ impl Roster {
         }
     }
 
-    /// What a worker has computed so far; how long one item took it, if there is a new one.
-    pub(super) fn worker_progressed(
+    /// By its heartbeat, what a worker waits for and what it has computed so far; how long one item
+    /// took it, if there is a new one.
+    pub(super) fn worker_heartbeat(
         &mut self,
         worker: WorkerId,
+        waiting_for: WaitingFor,
         progress: u64,
         now: Time,
     ) -> Option<Duration> {
-        let known = &mut self.workers.get_mut(&worker)?.progress;
-        let (before, since) = *known.get_or_insert((progress, now));
+        let known = self.workers.get_mut(&worker)?;
+        if known.waiting_for != waiting_for {
+            (known.waiting_for, known.waiting_since) = (waiting_for, now);
+        }
+        let (before, since) = *known.progress.get_or_insert((progress, now));
         let n_new = progress.checked_sub(before).filter(|n_new| *n_new > 0)?;
-        *known = Some((progress, now));
+        known.progress = Some((progress, now));
         Some(now.since(since) / u32::try_from(n_new).unwrap_or(u32::MAX))
-    }
-
-    /// What a worker waits for, by its heartbeat.
-    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: WaitingFor, now: Time) {
-        self.edit(worker, |entry| {
-            if entry.waiting_for != waiting_for {
-                (entry.waiting_for, entry.waiting_since) = (waiting_for, now);
-            }
-        });
     }
 
     /// What a connected worker does, for how long without progress, and how long it is silent.
@@ -589,8 +598,8 @@ impl Roster {
     pub(super) fn silent_servers(&self, now: Time) -> Vec<(PsId, String)> {
         let is_silent = |server: &Server| now.since(server.last_heard) >= self.timeout;
         let silent = self.servers.iter().filter(|(_, server)| is_silent(server));
-        let why = format!("sent no heartbeat for {:?}", self.timeout);
-        silent.map(|(ps, _)| (*ps, why.clone())).collect()
+        let why = || format!("sent no heartbeat for {:?}", self.timeout);
+        silent.map(|(ps, _)| (*ps, why())).collect()
     }
 
     /// Workers that were silent or not ready for too long, with the reason.
@@ -599,6 +608,10 @@ impl Roster {
         let lost = |(id, worker): (&WorkerId, &Worker)| {
             let is_silent = now.since(worker.last_heard) >= timeout;
             let is_late = now.since(worker.connected_at) >= ready_timeout;
+            let is_start = !is_silent && worker.capacity == 0 && is_late;
+            if !is_silent && !is_start {
+                return None;
+            }
             let why = match is_silent {
                 true => format!("sent no heartbeat for {timeout:?}; reassigning its work"),
                 false => format!(
@@ -606,8 +619,7 @@ impl Roster {
                      too long or hangs"
                 ),
             };
-            let is_start = !is_silent && worker.capacity == 0 && is_late;
-            (is_silent || is_start).then_some(Lost { worker: *id, why, is_start })
+            Some(Lost { worker: *id, why, is_start })
         };
         self.workers.iter().filter_map(lost).collect()
     }

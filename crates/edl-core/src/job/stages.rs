@@ -320,6 +320,11 @@ impl Stages {
         self.stage = Stage::Finishing;
     }
 
+    /// Whether the clock can pause or end training.
+    pub(super) fn has_time_limit(&self) -> bool {
+        !self.max_time.is_zero() || !self.evaluation_every.is_zero()
+    }
+
     /// Limits by the clock: a pause for an evaluation, or the end. `frontier` is the first position
     /// after all work in progress. Whether the maximum time has just passed.
     pub(super) fn pause_for_time(

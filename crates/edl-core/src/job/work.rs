@@ -31,7 +31,8 @@ impl Job {
         let barrier = has_batches.then(|| self.stages.next_stop());
         let most = self.instances.max_trainers();
         let has_spares = most.is_some() && !self.strategy.trains_in_steps();
-        let Self { assignments, roster, strategy, next_number, config, .. } = self;
+        let Self { assignments, roster, strategy, next_number, config, durable, effects, .. } =
+            self;
         let may_work = |worker| match has_spares {
             true => roster.is_trainer(worker),
             false => strategy.has_joined(worker),
@@ -43,13 +44,13 @@ impl Job {
         };
         let n_workers = u32::try_from(roster.worker_ids().len()).unwrap_or(u32::MAX);
         let n_workers = n_workers.min(most.unwrap_or(u32::MAX));
-        let all = assignments.assign(barrier, n_workers, capacity, new_lease, now);
-        for Assigned { worker, lease, mut task } in all {
+        let give = |Assigned { worker, lease, mut task }: Assigned| {
             if let Task::Train { epoch, indices, skipped } = &mut task {
-                *skipped = self.durable.skipped_in(*epoch, indices);
+                *skipped = durable.skipped_in(*epoch, indices);
             }
-            self.effects.push(Effect::ToWorker(worker, Command::Lease { lease, task }));
-        }
+            effects.push(Effect::ToWorker(worker, Command::Lease { lease, task }));
+        };
+        assignments.assign(barrier, n_workers, capacity, new_lease, now, give);
     }
 
     pub(super) fn batch_done(
@@ -83,10 +84,9 @@ impl Job {
         }
     }
 
-    /// A heartbeat shows how much a worker has computed: what it holds need not be finished, and
-    /// its next deadlines follow its speed.
-    pub(super) fn worker_progressed(&mut self, worker: WorkerId, progress: u64, now: Time) {
-        let Some(time) = self.roster.worker_progressed(worker, progress, now) else { return };
+    /// A heartbeat shows that a worker has computed something, and how long that took: what it holds
+    /// need not be finished, and its next deadlines follow its speed.
+    pub(super) fn worker_progressed(&mut self, worker: WorkerId, time: Duration, now: Time) {
         self.assignments.progressed(worker, now);
         match self.strategy.steps_mut() {
             Some(steps) if steps.worlds().is_involved(worker) => steps.progressed(now),
@@ -212,10 +212,9 @@ impl Job {
 
     /// Takes overdue work back. Its worker makes no progress, so it is replaced.
     pub(super) fn expire(&mut self, now: Time) {
-        let timeout = self.hang_timeout();
         let mut blamed = BTreeSet::new();
         for overdue in self.assignments.expire(now) {
-            let worker = overdue.worker;
+            let (worker, timeout) = (overdue.worker, self.hang_timeout());
             self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
             if blamed.insert(worker) {
                 let why = self.hang(worker, overdue.suspect, timeout, now);
@@ -241,7 +240,7 @@ impl Job {
         error: &str,
         now: Time,
     ) {
-        let suspect = self.assignments.failed(lease, item);
+        let suspect = self.assignments.failed(worker, lease, item);
         self.roster.pause(worker, now + PENALTY);
         if let Some(suspect) = suspect {
             self.blame(suspect, worker, error);
@@ -257,7 +256,7 @@ impl Job {
         error: &str,
         now: Time,
     ) {
-        self.assignments.failed(lease, item);
+        self.assignments.failed(worker, lease, item);
         self.roster.pause(worker, now + DISK_PAUSE);
         self.without_room.insert(worker);
         let last = self.last_without_room.insert(worker, now);

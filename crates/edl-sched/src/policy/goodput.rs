@@ -6,10 +6,15 @@
 //! most, and jobs that finish soon count more. A job is resized only if that saves it clearly more
 //! time than the resize costs, and packed on as few nodes as possible.
 
+use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeMap, BinaryHeap};
+
 use edl_core::time::Time;
 
 use crate::admission;
 use crate::board::{Board, JobIx};
+use crate::fairness::OrderedF64;
 use crate::packing;
 use crate::plan::Reason;
 use crate::policy::elastic_fair;
@@ -87,12 +92,7 @@ struct Rates<'a> {
     per_node: u32,
 }
 
-impl<'a> Rates<'a> {
-    fn of(board: &Board<'a>, job: JobIx) -> Self {
-        let speed = board.jobs[job].job.speed.as_ref();
-        Self { speed, per_node: packing::most_on_a_node(board, job) }
-    }
-
+impl Rates<'_> {
     fn at(&self, n: u32) -> f64 {
         self.speed.map_or(f64::from(n), |speed| speed.packed(n, self.per_node))
     }
@@ -114,8 +114,15 @@ fn bids<'a>(board: &Board<'a>) -> Vec<Bid<'a>> {
     let runs = |job: &JobIx| board.jobs[*job].has_gang() && board.jobs[*job].job.fault().is_none();
     let running: Vec<JobIx> = (0..board.jobs.len()).filter(runs).collect();
     let n_running = running.len();
-    // Once per job: it looks at all nodes.
-    let rates: Vec<Rates<'a>> = running.iter().map(|job| Rates::of(board, *job)).collect();
+    // Once per shape: it looks at all nodes.
+    let mut per_node = BTreeMap::new();
+    let mut rates_of = |job: &JobIx| {
+        let spec = board.jobs[*job].job;
+        let per_node = per_node.entry(spec.roles.worker.shape);
+        let per_node = *per_node.or_insert_with(|| packing::most_on_a_node(board, *job));
+        Rates { speed: spec.speed.as_ref(), per_node }
+    };
+    let rates: Vec<Rates<'a>> = running.iter().map(&mut rates_of).collect();
     let fair_rates: Vec<f64> = (running.iter().zip(&rates))
         .map(|(job, rates)| fair_rate(board, *job, *rates, n_running))
         .collect();
@@ -128,7 +135,8 @@ fn bids<'a>(board: &Board<'a>) -> Vec<Bid<'a>> {
     let bid = |(which, job): (usize, JobIx)| {
         let entry = &board.jobs[job];
         let worker = &entry.job.roles.worker;
-        let is_frozen = entry.ran_before && board.state.is_frozen(entry.job.id, board.now);
+        let is_frozen =
+            entry.ran_before && entry.was_resized_within(board.options.freeze, board.now);
         let is_fixed = is_frozen || worker.min == worker.max;
         let wants = if is_fixed { entry.counts.worker } else { worker.min };
         let urgency = urgencies[which].unwrap_or(usual.max(1e-12));
@@ -177,37 +185,42 @@ fn share_out(
     left: &mut Resources,
     may_grow: impl Fn(&Bid<'_>) -> bool,
 ) {
-    let mut offers: Vec<(f64, u32)> =
-        bids.iter().map(|bid| if may_grow(bid) { offer(bid) } else { (0.0, 0) }).collect();
-    loop {
-        let best = (0..bids.len()).rev().max_by(|a, b| offers[*a].0.total_cmp(&offers[*b].0));
-        let Some(best) = best.filter(|best| offers[*best].0 > 0.0) else { return };
-        let (_, n) = offers[best];
-        let bid = &mut bids[best];
+    // The best first; of equals, the first job.
+    let growing = (0..bids.len()).filter(|which| may_grow(&bids[*which]));
+    let offers = growing.filter_map(|which| {
+        let (gain, n) = offer(&bids[which])?;
+        Some((gain, Reverse(which), n))
+    });
+    let mut offers: BinaryHeap<(OrderedF64, Reverse<usize>, u32)> = offers.collect();
+    while let Some(mut best) = offers.peek_mut() {
+        let (_, Reverse(which), n) = *best;
+        let bid = &mut bids[which];
         let more = bid.shape * u64::from(n);
         let queue = board.jobs[bid.job].job.queue;
         let beyond = bid.shape * u64::from((bid.wants + n).saturating_sub(bid.has));
-        if more.fits_in(*left) && quota::allows(board, queue, beyond) {
+        let next = if more.fits_in(*left) && quota::allows(board, queue, beyond) {
             *left -= more;
             bid.wants += n;
-            offers[best] = offer(bid);
-        } else if n > 1 {
-            // A smaller step may fit.
-            offers[best] = offer_up_to(bid, n - 1);
+            offer(bid)
         } else {
-            offers[best] = (0.0, 0);
+            // A smaller step may fit.
+            offer_up_to(bid, n - 1)
+        };
+        match next {
+            Some((gain, n)) => *best = (gain, Reverse(which), n),
+            None => _ = PeekMut::pop(best),
         }
     }
 }
 
-/// The best gain per worker, and for how many workers.
-fn offer(bid: &Bid<'_>) -> (f64, u32) {
+/// The best gain per worker, and for how many workers; none if there is no gain.
+fn offer(bid: &Bid<'_>) -> Option<(OrderedF64, u32)> {
     offer_up_to(bid, MOST_AHEAD)
 }
 
-fn offer_up_to(bid: &Bid<'_>, most: u32) -> (f64, u32) {
+fn offer_up_to(bid: &Bid<'_>, most: u32) -> Option<(OrderedF64, u32)> {
     if bid.is_fixed {
-        return (0.0, 0);
+        return None;
     }
     let mut best = (0.0, 0);
     let now = bid.loss(bid.wants);
@@ -218,7 +231,8 @@ fn offer_up_to(bid: &Bid<'_>, most: u32) -> (f64, u32) {
             best = (each, n);
         }
     }
-    best
+    let (gain, n) = best;
+    (n > 0).then_some((OrderedF64(gain), n))
 }
 
 /// Keeps the size of running jobs if a change is small or costs more than it saves.
@@ -260,7 +274,7 @@ fn saves_enough(board: &Board<'_>, bid: &Bid<'_>) -> bool {
 /// Applies the new sizes: all jobs that change are placed again, the largest first.
 fn place(board: &mut Board<'_>, bids: &[Bid<'_>]) {
     let mut changing: Vec<&Bid<'_>> = bids.iter().filter(|bid| bid.wants != bid.has).collect();
-    changing.sort_by_key(|bid| (std::cmp::Reverse(bid.wants), bid.job));
+    changing.sort_by_key(|bid| (Reverse(bid.wants), bid.job));
     let bookmark = board.bookmark();
     for bid in &changing {
         take_workers(board, bid.job);

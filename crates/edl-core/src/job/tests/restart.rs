@@ -67,7 +67,7 @@ fn work_that_a_worker_holds_of_an_earlier_generation_is_not_assigned_to_it() {
     bench.workers.get_mut(&0).unwrap().work.clear();
     let report = worker::Report::Ready { model, capacity: 2, held, peer: None };
     bench.handle(Event::FromWorker { worker, incarnation, report });
-    assert_eq!(bench.job.ledger().pool().lease(LeaseId(77)), None);
+    assert_eq!(bench.job.ledger().pool().lease(worker, LeaseId(77)), None);
     bench.run();
     bench.expect_trained(1);
     assert!(bench.disk.failures.is_empty() && !bench.has_note(EventKind::WorkFailed));
