@@ -105,7 +105,7 @@ fn verdict(plan: &KillPlan, shaken: Job, calm: &Job, out: &mut dyn Write) -> any
     let (first, second) = (hash(&shaken)?, hash(calm)?);
     let name = shaken.name().unwrap_or_default();
     let report = audit::of(&Target::Local(shaken))?;
-    out.write_all(audit::table(&report).as_bytes())?;
+    out.write_all(audit::table(&report, false).as_bytes())?;
     let killed = if plan.n_kills() == 1 { "process" } else { "processes" };
     let faults = format!("{WORKERS} workers, {} {killed} killed:", plan.n_kills());
     writeln!(out, "{faults:<34}sha256 {first}")?;
