@@ -170,7 +170,7 @@ verify: ## Check shared memory between workers: every order of events (loom), un
 fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
 	@bash tests/fuzz.sh $(or $(FUZZ_SECS),600) $(TEST)
 
-soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults in real jobs, many chaos seeds, full Fashion-MNIST, trainers of other libraries, all fuzz targets
+soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults in real jobs, many chaos seeds, full Fashion-MNIST, scripts of many libraries, all fuzz targets
 	@bash tests/setup.sh dataset-fashion-mnist
 	SIM_SEEDS=100000 $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job
 	$(VENV)/bin/python tests/chaos.py $(TARGET)/release/elasticdl --faults=1000
@@ -179,7 +179,9 @@ soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults 
 	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
 	$(VENV)/bin/python tests/cluster/edl_case.py $(TARGET)/release/elasticdl
 	$(MAKE) --no-print-directory fresh
-	$(FRESH)/bin/python -m pytest -q -p no:cacheprovider tests/python/soak_trainers.py
+	$(FRAMEWORKS)/bin/pip --python $(FRESH)/bin/python install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		-r tests/python/requirements-soak.txt
+	$(FRESH)/bin/python -m pytest -q -p no:cacheprovider tests/python/soak_trainers.py tests/python/soak_matrix.py
 	$(MAKE) --no-print-directory fuzz
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.

@@ -139,6 +139,7 @@ class FirstStep:
             "minibatch_size": plan.batch_size,
             "num_epochs": plan.epochs,
             "shuffle": plan.shuffle,
+            "is_stream": self._job.is_stream,
             "model": spec,
         }
         self._finish(json.dumps(description), values, state)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from elasticdl import _output, _records, _stacks, _tracking
+from elasticdl import _output, _records, _stacks, _stream, _tracking
 from elasticdl._best import Best
 from elasticdl._evaluate import Evaluating
 from elasticdl._first_step import Alone, Description
@@ -185,6 +185,8 @@ class Job(Evaluating, Logging):
         self._stop_after: int | None = None
         # Whether the next steps change nothing; their records are not read.
         self.is_passing_over = False
+        # Whether the data is a stream, whose records have no numbers.
+        self.is_stream = False
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
         # The number of workers that the job started with; it may have others now.
         self.world_size = int(os.environ.get(_WORLD_SIZE, "1"))
@@ -344,7 +346,8 @@ class Job(Evaluating, Logging):
 
         `dataset` has a length and one item per record: a map-style `Dataset`, a list, an array, a
         tensor, or a tuple of arrays or tensors, which gives tuples of their rows. `collate` turns
-        items into a batch; the default is that of `DataLoader`.
+        items into a batch; the default is that of `DataLoader`. A stream (`elasticdl.data.stream`)
+        is read in order, whatever `shuffle` is.
 
         `loader` are options of `DataLoader`. With `num_workers=4`, four other processes read the
         batches ahead; `prefetch_factor`, `pin_memory`, `worker_init_fn`, `timeout` and
@@ -354,8 +357,8 @@ class Job(Evaluating, Logging):
         A step of the job consists of one batch for each of its lanes. The iterator covers all
         `epochs`, so call this method only once; or call it once in each epoch of `job.epochs(…)`.
         """
-        n_records = _records.count(dataset)
-        read = self._reader(_records.Fetch(dataset, collate), loader)
+        fetch, n_records, shuffle = self._data(dataset, batch_size, shuffle, collate)
+        read = self._reader(fetch, loader)
         return map(read, self.records(n_records, batch_size, epochs, shuffle))
 
     def steps(
@@ -378,8 +381,8 @@ class Job(Evaluating, Logging):
 
         The arguments are those of `batches`. A worker may have no batch in a step.
         """
-        n_records = _records.count(dataset)
-        read = self._reader(_records.Fetch(dataset, collate), loader)
+        fetch, n_records, shuffle = self._data(dataset, batch_size, shuffle, collate)
+        read = self._reader(fetch, loader)
         self._open(n_records, batch_size, epochs, shuffle)
         self._loop.is_nested = True
         return self._steps(read)
@@ -442,12 +445,34 @@ class Job(Evaluating, Logging):
         self._open(n_records, batch_size, epochs, shuffle)
         return self._turns()
 
-    def _reader(self, fetch: _records.Fetch, loader: dict[str, Any]) -> Callable[[np.ndarray], Any]:
+    def _data(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> tuple[_records.Fetch | _stream.Fetch, int, bool]:
+        """Returns what makes batches, the number of records, and whether the job shuffles them."""
+        self.is_stream = isinstance(dataset, _stream.Stream)
+        if not self.is_stream:
+            return _records.Fetch(dataset, collate), _records.count(dataset), shuffle
+        dataset.connect(job_folder())
+        n_records = dataset.epoch_steps * self.lanes * batch_size
+        return _stream.Fetch(dataset, self, batch_size, collate), n_records, False
+
+    def _reader(
+        self, fetch: _records.Fetch | _stream.Fetch, loader: dict[str, Any]
+    ) -> Callable[[np.ndarray], Any]:
         """Returns a function that reads the batch of an iteration, with these loader options.
 
         Processes of the loader start now: once the job is open, they would share its connections.
         """
         _records.check_options(loader)
+        if loader and self.is_stream:
+            raise TypeError(
+                f"the loader option `{min(loader)}` does not work with a stream, which is read in "
+                "the process of the worker; omit it"
+            )
         if not loader and self._read is None:
             return lambda records: _records.read_here(fetch, records, self._seed)
         request = _records.contents((fetch.dataset, fetch.collate, loader))

@@ -35,7 +35,8 @@ def count(dataset: Any) -> int:
     name = type(dataset).__name__
     advice = (
         "use a map-style dataset with `__len__` and `__getitem__`, or divide it into shards that "
-        "can be read again: `elasticdl.data.shards(sources, open=…)`"
+        "can be read again: `elasticdl.data.shards(sources, open=…)`. If neither is possible, "
+        "`elasticdl.data.stream(…, at_least_once=True)` trains each record at least once"
     )
     if _is_iterable(dataset):
         raise TypeError(f"the records of the dataset, a {name}, have no numbers; {advice}")
@@ -70,7 +71,7 @@ class Fetch:
 
     def __call__(self, records: np.ndarray) -> Any:
         if self._columns is None:
-            return (self.collate or _collate)(_items(self.dataset, records))
+            return collate_items(_items(self.dataset, records), self.collate)
         parts = tuple(column[records] for column in self._columns)
         is_tuple = isinstance(self.dataset, tuple)
         if self.collate is not None:
@@ -161,7 +162,10 @@ def _items(dataset: Any, records: np.ndarray) -> list[Any]:
     return [dataset[record] for record in records.tolist()]
 
 
-def _collate(items: list[Any]) -> Any:
+def collate_items(items: list[Any], collate: Callable[[list[Any]], Any] | None) -> Any:
+    """Makes a batch of records; the default is that of `DataLoader`."""
+    if collate is not None:
+        return collate(items)
     if "torch" not in sys.modules:
         return items
     from torch.utils.data import default_collate

@@ -71,7 +71,10 @@ def check_loader(what: str, loader: Any) -> bool:
     if not isinstance(loader, DataLoader):
         wrong = f"is a {type(loader).__name__}; use a DataLoader"
     elif isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        wrong = "has an iterable dataset; a job needs one with `__len__` and `__getitem__`"
+        wrong = (
+            "has an iterable dataset; a job needs one with `__len__` and `__getitem__`, such as "
+            "`elasticdl.data.shards(sources, open=…)`"
+        )
     elif loader.batch_size is None or not isinstance(
         loader.sampler, (RandomSampler, SequentialSampler)
     ):

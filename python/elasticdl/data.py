@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets of custom training loops that consist of shards, such as files or streams.
+"""Data of custom training loops: datasets of shards, such as files, and streams.
 
 dataset = elasticdl.data.shards("data/train-{0000..0099}.tar", map=decode)
 for x, y in job.batches(dataset, batch_size=64, epochs=3, num_workers=4):
     ...
+
+A dataset of shards is trained exactly once per epoch, a stream at least once.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import numpy as np
 
 from elasticdl import _shards
 from elasticdl._shards import Index, Piece, Shard
+from elasticdl._stream import Stream
 
-__all__ = ["Shards", "shards"]
+__all__ = ["Shards", "Stream", "shards", "stream"]
 
 _DESCRIBE = "ELASTICDL_DESCRIBE"
 _JOB_DIR = "ELASTICDL_JOB_DIR"
@@ -79,6 +82,51 @@ def shards(
     if counts is not None and len(counts) != len(listed):
         raise ValueError(f"there are {len(listed)} shards, but `counts` has {len(counts)} numbers")
     return Shards(listed, map, counts, Path(index) if index else _job_folder(), cache)
+
+
+def stream(source: Any, *, epoch_steps: int, at_least_once: bool = False) -> Stream:
+    """Makes data of a source that can only be read in order, for `job.batches` and `job.steps`.
+
+    `source` is a function: `source(lane, n_lanes)` returns the share of a lane, an iterable of
+    records or a loader of batches with `state_dict` and `load_state_dict`, such as torchdata's
+    `StatefulDataLoader`. Each lane of a step trains the next batch of its own share. A share that
+    ends is opened again. `source` can also be a streaming dataset of Hugging Face.
+
+    The job has no numbers for these records, so it cannot promise that each of them is trained
+    exactly once. After a worker is lost, its lanes continue at the last positions that were saved,
+    and what follows them is trained again; `at_least_once=True` accepts this. Steps and gradients
+    still count exactly once. An epoch has `epoch_steps` steps; the next one continues where it
+    ends.
+    """
+    if not at_least_once:
+        raise ValueError(
+            "a stream cannot promise that each record is trained exactly once: if a worker is "
+            "lost, records after its last saved position are trained again. Pass "
+            "`at_least_once=True` to accept this, or divide the data into shards that can be read "
+            "again: `elasticdl.data.shards(sources, open=…)`"
+        )
+    if epoch_steps < 1:
+        raise ValueError(f"epoch_steps={epoch_steps}; at least 1 is required")
+    if hasattr(source, "shard") and hasattr(source, "state_dict"):
+        return Stream(_share_of(source), epoch_steps)
+    if not callable(source):
+        raise TypeError(
+            f"the source of the stream is a {type(source).__name__}, which cannot be divided among "
+            "the lanes of a job; pass a function `source(lane, n_lanes)` that returns the share of "
+            "a lane, so that no two lanes have the same records"
+        )
+    return Stream(source, epoch_steps)
+
+
+def _share_of(dataset: Any) -> Callable[[int, int], Any]:
+    """Divides a streaming dataset of Hugging Face."""
+
+    def share(lane: int, n_lanes: int) -> Any:
+        from datasets.distributed import split_dataset_by_node
+
+        return split_dataset_by_node(dataset, lane, n_lanes)
+
+    return share
 
 
 # How many datasets of streams this process has made, by the name of what they are made from. The

@@ -127,7 +127,7 @@ class ElasticMixin:
         if not hasattr(self.train_dataset, "__len__"):
             raise ZooError(
                 "the `train_dataset` has no length; a job needs a dataset with `__len__` and "
-                "`__getitem__`, not an iterable one"
+                "`__getitem__`, such as `elasticdl.data.shards(sources, open=…)`"
             )
         if _overrides(type(self), "_get_train_sampler"):
             raise ZooError("`_get_train_sampler` is overridden, but the job assigns the records")

@@ -28,12 +28,16 @@ class Faults:
             self._is_new = False
             (self._folder / f"joined-{step}-{os.getpid()}").touch()
         if may_kill and step in self._kills and self._is_first(f"killed-{step}"):
+            self.before_kill()
             os.kill(os.getpid(), signal.SIGKILL)
         begin = time.monotonic()
         if any(step < kill for kill in self._kills):
             time.sleep(STEADY_SECS)
         while self._is_slow(step) and time.monotonic() < begin + PACE_SECS:
             time.sleep(0.01)
+
+    def before_kill(self) -> None:
+        """What else is lost with this worker."""
 
     def _is_slow(self, step: int) -> bool:
         n_killed = sum(kill <= step for kill in self._kills)

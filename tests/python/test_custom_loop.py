@@ -563,7 +563,7 @@ def test_a_script_describes_itself_without_a_master(tmp_path, lines):
     found = json.loads((tmp_path / "answer" / "model.json").read_text())
     model = found.pop("model")
     expected = {"n_records": 100, "minibatch_size": 8, "num_epochs": 3, "shuffle": False}
-    assert found == expected
+    assert found == {**expected, "is_stream": False}
     assert [param["name"] for param in model["params"]] == ["weight", "bias"]
     assert model["name"] == "Linear"
     assert model["optimizer"]["learning_rate"] == 0.25

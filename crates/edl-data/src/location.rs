@@ -23,10 +23,11 @@ pub(crate) struct Bare<'a> {
     pub(crate) is_read_by_model: bool,
 }
 
-/// Parses `range:N`, or `reader:N:DIGEST:ORIGIN` for the records of a custom data reader; none if the
-/// location has files.
+/// Parses `range:N`, `stream:N` for the records of a stream, which the numbers of a range stand for,
+/// or `reader:N:DIGEST:ORIGIN` for the records of a custom data reader; none if the location has files.
 pub(crate) fn bare(location: &str) -> Result<Option<Bare<'_>>, Error> {
-    let (count, digest, is_read_by_model) = if let Some(count) = location.strip_prefix("range:") {
+    let range = ["range:", "stream:"].iter().find_map(|prefix| location.strip_prefix(prefix));
+    let (count, digest, is_read_by_model) = if let Some(count) = range {
         (count, "", false)
     } else if let Some(text) = location.strip_prefix("reader:") {
         let mut parts = text.splitn(3, ':');

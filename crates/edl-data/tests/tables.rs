@@ -522,6 +522,7 @@ fn a_range_has_record_numbers_and_nothing_else() {
     let print = |location| Dataset::open(location, &options(&[])).unwrap().fingerprint().to_owned();
     assert_eq!(print("range:10"), dataset.fingerprint());
     assert_ne!(print("range:11"), dataset.fingerprint());
+    assert_eq!(Dataset::open("stream:10", &options(&[])).unwrap().n_records(), 10);
 
     let summary = inspect("range:10", &options(&[])).unwrap();
     assert_eq!((summary.records, summary.files.len(), summary.fields.len()), (10, 0, 0));

@@ -12,16 +12,19 @@ use edl_net::proto::{AuditReport, SkippedBatch};
 use crate::cli::StatusArgs;
 use crate::cluster::{self, Target};
 use crate::console::{counted, eprint, grouped, put_result, write_json};
+use crate::custom_loop;
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::Job;
 
 /// Runs the command; fails if a record is missing or was trained twice.
 pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let report = of(&cluster::find(&args.job)?)?;
+    let target = cluster::find(&args.job)?;
+    let report = of(&target)?;
     if args.json {
         write_json(&report, out)?;
     } else {
-        put_result(out, table(&report))?;
+        let is_stream = custom_loop::is_stream(&target.spec()?);
+        put_result(out, table(&report, is_stream))?;
     }
     Ok(if report.clean { Exit::Ok } else { Exit::Failed })
 }
@@ -77,8 +80,8 @@ fn of_checkpoint(job: &Job, spec: &JobSpec) -> anyhow::Result<AuditReport> {
     report.with_context(|| format!("cannot audit `{}`", newest.path.display()))
 }
 
-/// For people.
-pub(crate) fn table(report: &AuditReport) -> String {
+/// For people. The records of a stream have no numbers, so its batches were checked.
+pub(crate) fn table(report: &AuditReport, is_stream: bool) -> String {
     let mut text =
         format!("{:<8}{:>14}{:>10}{:>12}\n", "EPOCH", "RECORDS", "MISSING", "DUPLICATED");
     for epoch in &report.epochs {
@@ -95,13 +98,20 @@ pub(crate) fn table(report: &AuditReport) -> String {
         let records = counted(*records, "record");
         text += &format!("batch {epoch}/{index} ({records}) was skipped: it was not finite\n");
     }
+    let what = if is_stream { "batch" } else { "record" };
     let verdict = match (report.clean, report.skipped.is_empty()) {
-        (true, true) => "every record of every finished epoch was trained exactly once",
-        (true, false) => "every other record of every finished epoch was trained exactly once",
-        (false, _) => "some records were not trained exactly once",
+        (true, true) => format!("every {what} of every finished epoch was trained exactly once"),
+        (true, false) => {
+            format!("every other {what} of every finished epoch was trained exactly once")
+        }
+        (false, _) => "some records were not trained exactly once".into(),
     };
     let partitions = counted(report.partitions.len() as u64, "partition");
-    text + &format!("{partitions} checked: {verdict}\n")
+    text += &format!("{partitions} checked: {verdict}\n");
+    if is_stream && report.clean {
+        text += "the data is a stream: the records in these batches were trained at least once\n";
+    }
+    text
 }
 
 #[cfg(test)]
@@ -131,17 +141,22 @@ mod tests {
             1                  640     9,360           0  (in progress)
             0 partitions checked: every record of every finished epoch was trained exactly once
         "]]
-        .assert_eq(&table(&report));
+        .assert_eq(&table(&report, false));
+        let of_stream = "0 partitions checked: every batch of every finished epoch was trained \
+                         exactly once\nthe data is a stream: the records in these batches were \
+                         trained at least once\n";
+        assert!(table(&report, true).ends_with(of_stream), "{}", table(&report, true));
         let skipped = vec![SkippedBatch { epoch: 1, index: 7, records: 64 }];
         let without = AuditReport { skipped, ..report };
         let verdict = "every other record of every finished epoch was trained exactly once\n";
         assert!(
-            table(&without).contains("batch 1/7 (64 records) was skipped: it was not finite\n")
+            table(&without, false)
+                .contains("batch 1/7 (64 records) was skipped: it was not finite\n")
         );
-        assert!(table(&without).ends_with(verdict), "{}", table(&without));
+        assert!(table(&without, false).ends_with(verdict), "{}", table(&without, false));
         let partitions = vec![PartitionAudit::default()];
         let lost = AuditReport { partitions, ..AuditReport::default() };
         let verdict = "1 partition checked: some records were not trained exactly once\n";
-        assert!(table(&lost).ends_with(verdict), "{}", table(&lost));
+        assert!(table(&lost, false).ends_with(verdict), "{}", table(&lost, false));
     }
 }

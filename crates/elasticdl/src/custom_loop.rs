@@ -74,6 +74,17 @@ pub(crate) struct LoopPlan {
     minibatch_size: u32,
     num_epochs: u32,
     shuffle: bool,
+    /// Whether the records are those of a stream, which have no numbers.
+    #[serde(default)]
+    is_stream: bool,
+}
+
+/// What the training data of a job begins with whose records are those of a stream.
+const STREAM: &str = "stream";
+
+/// Whether a job trains a stream: the audit of its records is one of the batches only.
+pub(crate) fn is_stream(spec: &JobSpec) -> bool {
+    spec.training_data.split_once(':').is_some_and(|(kind, _)| kind == STREAM)
 }
 
 /// The command of a worker, on this machine or in a pod. Its environment names the job.
@@ -140,7 +151,7 @@ pub(crate) fn describe(spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::Re
 
 /// A plan that every loop could have.
 pub(crate) fn any_plan() -> LoopPlan {
-    LoopPlan { n_records: 1, minibatch_size: 1, num_epochs: 1, shuffle: true }
+    LoopPlan { n_records: 1, minibatch_size: 1, num_epochs: 1, shuffle: true, is_stream: false }
 }
 
 /// The plan of a loop that was described before.
@@ -151,7 +162,8 @@ pub(crate) fn plan(job_dir: &Path) -> Option<LoopPlan> {
 impl LoopPlan {
     /// Sets the fields of the job that the loop decides.
     pub(crate) fn settle(&self, spec: &mut JobSpec) {
-        spec.training_data = format!("range:{}", self.n_records);
+        let kind = if self.is_stream { STREAM } else { "range" };
+        spec.training_data = format!("{kind}:{}", self.n_records);
         spec.validation_data.clear();
         spec.minibatch_size = self.minibatch_size;
         spec.num_epochs = self.num_epochs;
@@ -290,8 +302,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(plan(folder.path()), None);
         let count = JobSpec { model_def: "count".into(), ..JobSpec::default() };
+        let loop_plan = LoopPlan { n_records: 40, minibatch_size: 5, num_epochs: 2, ..any_plan() };
         let described = Description {
-            plan: LoopPlan { n_records: 40, minibatch_size: 5, num_epochs: 2, shuffle: false },
+            plan: LoopPlan { shuffle: false, ..loop_plan.clone() },
             model: crate::models::describe(&count).unwrap(),
             first_values: vec![0.5],
             first_state: Vec::new(),
@@ -302,6 +315,10 @@ mod tests {
         assert_eq!((spec.training_data.as_str(), spec.num_epochs), ("range:40", 2));
         assert_eq!((spec.minibatch_size, spec.shuffle), (5, false));
         assert_eq!(model(folder.path()).unwrap(), described.model);
+        assert!(!is_stream(&spec));
+        LoopPlan { is_stream: true, ..loop_plan }.settle(&mut spec);
+        assert_eq!(spec.training_data, "stream:40");
+        assert!(is_stream(&spec));
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn verdict(plan: &KillPlan, shaken: Job, calm: &Job, out: &mut dyn Write) -> any
     let (first, second) = (hash(&shaken)?, hash(calm)?);
     let name = shaken.name().unwrap_or_default();
     let report = audit::of(&Target::Local(shaken))?;
-    let mut text = audit::table(&report);
+    let mut text = audit::table(&report, false);
     let killed = if plan.n_kills() == 1 { "process" } else { "processes" };
     let faults = format!("{WORKERS} workers, {} {killed} killed:", plan.n_kills());
     text += &format!("{faults:<34}sha256 {first}\n");

@@ -25,7 +25,7 @@ pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
 
 /// Whether a location has records without files.
 fn is_bare(location: &str) -> bool {
-    ["range:", "reader:"].iter().any(|prefix| location.starts_with(prefix))
+    ["range:", "stream:", "reader:"].iter().any(|prefix| location.starts_with(prefix))
 }
 
 fn absolute(path: &str) -> anyhow::Result<String> {
