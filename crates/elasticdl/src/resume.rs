@@ -34,7 +34,7 @@ pub(crate) fn prepare(
     if spec != before {
         job.rewrite_spec(&spec)?;
     }
-    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None }))
+    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None, first: None }))
 }
 
 /// The job to resume and its description with the changes that the user asks for.
