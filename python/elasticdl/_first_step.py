@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first step of a script, which shows its model, its data and who takes the optimizer steps.
 
-Before a job starts, its script is run up to this step, and the rest is for the workers. A script
-that is run without a job continues after it, in the same process, from the state before the step.
+Before a job starts, its script is run up to this step. Then it waits for the job, and continues as
+its first worker. A script that is run without a job continues at once. In both cases, it continues
+from the state before the step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # Where the optimizer steps are taken.
 _STEP = "ELASTICDL_STEP"
 _CHOICES = ("auto", "rust", "python")
+_STDIN = 0
 
 
 class FirstStep:
@@ -142,9 +144,9 @@ class FirstStep:
             "is_stream": self._job.is_stream,
             "model": spec,
         }
-        self._finish(json.dumps(description), values, state)
+        self._finish(description, values, state)
 
-    def _finish(self, description: str, values: np.ndarray, state: bytes) -> None:
+    def _finish(self, description: dict[str, Any], values: np.ndarray, state: bytes) -> None:
         raise NotImplementedError
 
 
@@ -155,25 +157,51 @@ def _updated_after(own: OwnStep) -> dict[str, Any]:
 
 
 class Description(FirstStep):
-    """Writes a description for the job that is about to start, and ends the process."""
+    """Writes a description for the job that is about to start, and becomes its first worker.
 
-    def __init__(self, folder: Path, job: Job) -> None:
+    On a cluster, and if a trainer has loaded a checkpoint, the process ends instead. `join` makes
+    this process the worker that an environment describes; it returns the job's loop.
+    """
+
+    def __init__(self, folder: Path, job: Job, join: Callable[[dict[str, str]], Any]) -> None:
         super().__init__(job)
-        self._folder = folder
+        self._folder, self._join = folder, join
 
     def has_succeeded(self) -> bool:
         return False
 
-    def _finish(self, description: str, values: np.ndarray, state: bytes) -> NoReturn:
+    def _finish(self, description: dict[str, Any], values: np.ndarray, state: bytes) -> None:
         if state:
             (self._folder / "first_state.bin").write_bytes(state)
         values.astype("<f4").tofile(self._folder / "first_values.f32")
-        (self._folder / "model.json").write_text(description)
+        partial = self._folder / "model.json.new"
+        partial.write_text(json.dumps({**description, "continues": self._job.continues}))
         sys.stdout.flush()
         sys.stderr.flush()
-        # The rest of the script is for the workers.
         _fork_server.report_imports()
-        os._exit(0)
+        # Last: once it exists, everything is there.
+        partial.rename(self._folder / "model.json")
+        if not self._job.continues:
+            os._exit(0)
+        worker = self._join(_wait_for_job())
+        np.copyto(self._model.incoming, values)
+        worker.attach(self._model)
+        self._job._replace_loop(worker)
+        if state:
+            # Now, because the trainers of other libraries go back to it.
+            self._job._own.load(state)
+
+
+def _wait_for_job() -> dict[str, str]:
+    """Waits for the environment of a worker; ends this process if there is no job."""
+    line = b""
+    while not line.endswith(b"\n"):
+        # What follows it is for the worker.
+        byte = os.read(_STDIN, 1)
+        if not byte:
+            os._exit(0)
+        line += byte
+    return json.loads(line)["env"]
 
 
 class Alone(FirstStep):
@@ -186,10 +214,10 @@ class Alone(FirstStep):
     def has_succeeded(self) -> bool:
         return True
 
-    def _finish(self, description: str, values: np.ndarray, state: bytes) -> None:
+    def _finish(self, description: dict[str, Any], values: np.ndarray, state: bytes) -> None:
         from elasticdl import _elasticdl
 
-        values = values.astype(np.float32)
-        worker = self._worker(_elasticdl.Loop.alone(description, values, state, self._job.lanes))
+        text, values = json.dumps(description), values.astype(np.float32)
+        worker = self._worker(_elasticdl.Loop.alone(text, values, state, self._job.lanes))
         worker.attach(self._model)
         self._job._replace_loop(worker)

@@ -14,6 +14,7 @@ import dataclasses
 import dis
 import inspect
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ _WORKER_ID = "ELASTICDL_WORKER_ID"
 _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
+# Set if a supervisor holds the standard input of this process.
+_SUPERVISED = "ELASTICDL_SUPERVISED"
 _LANES = "ELASTICDL_LANES"
 # The number of workers that the job started with.
 _WORLD_SIZE = "ELASTICDL_WORLD_SIZE"
@@ -101,11 +104,9 @@ def init(
     """
     folder = os.environ.get(_DESCRIBE)
     if folder:
-        job = Job(lambda job: Description(Path(folder), job))
+        job = Job(lambda job: Description(Path(folder), job, job._join))
         sys.excepthook = _show_shortly
     elif os.environ.get(_MASTER_ADDR):
-        _stacks.log_when_asked()
-        _output.survive_a_full_disk()
         job = Job(_open_loop)
         job._watch()
     else:
@@ -183,6 +184,11 @@ class Job(Evaluating, Logging):
         self._pending: Request | None = None
         # The last step, if the script has ended training.
         self._stop_after: int | None = None
+        # Whether this process can train after it has described the job.
+        self.continues = _SUPERVISED in os.environ
+        # Shows uncaught exceptions.
+        self._show = sys.excepthook
+        self._early = []
         # Whether the next steps change nothing; their records are not read.
         self.is_passing_over = False
         # Whether the data is a stream, whose records have no numbers.
@@ -217,8 +223,13 @@ class Job(Evaluating, Logging):
 
     @property
     def is_described(self) -> bool:
-        """Whether the script only runs up to its first step, before the job."""
+        """Whether this is the first step of the script, before the job."""
         return _DESCRIBE in os.environ
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the script only runs up to its first step here, and workers run it again."""
+        return self.is_described and not self.continues
 
     @property
     def is_step(self) -> bool:
@@ -815,8 +826,22 @@ class Job(Evaluating, Logging):
             if folder and self._leads:
                 self._model.save(Path(folder))
 
+    def _join(self, env: dict[str, str]) -> _Member:
+        """Makes the process that has described the job the worker with this environment."""
+        del os.environ[_DESCRIBE]
+        os.environ.update(env)
+        _lead_group()
+        self.worker_id, self._leads = int(os.environ[_WORKER_ID]), None
+        if sys.excepthook is _show_shortly:
+            sys.excepthook = self._show
+        self._watch()
+        self._log_early()
+        return _open_loop(self)
+
     def _watch(self) -> None:
-        """Reports to the job if the script exits before the job is done."""
+        """Prepares this process for its job, which learns if the script exits before it is done."""
+        _stacks.log_when_asked()
+        _output.survive_a_full_disk()
         show = sys.excepthook
 
         def tell_and_show(kind: Any, error: BaseException, trace: Any) -> None:
@@ -879,6 +904,14 @@ def _handle_signals() -> None:
             handler = signal.getsignal(number)
             if handler is not None:
                 signal.signal(number, handler)
+
+
+def _lead_group() -> None:
+    """Makes this process and its children a group of their own: Ctrl-C is for the supervisor."""
+    os.setpgid(0, 0)
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError):  # It has ended, or become another program.
+            os.setpgid(child.pid or 0, os.getpid())
 
 
 def _job_dir() -> Path:

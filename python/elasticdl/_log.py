@@ -132,6 +132,8 @@ class Logging:
     """The part of `Job` that logs."""
 
     _log: Log | None = None
+    # What was logged before the loop and before there was a job, with the steps of a trainer.
+    _early: list[tuple[dict[str, float], int | None]]
     _config: dict[str, Any] | None = None
 
     def log_config(self, config: dict[str, Any]) -> None:
@@ -171,12 +173,22 @@ class Logging:
         except ValueError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
+    def _log_early(self) -> None:
+        """Logs what was logged before there was a job."""
+        early, self._early = self._early, []
+        for metrics, own_step in early:
+            self._add(metrics, own_step)
+
     def _add(self, metrics: dict[str, Any], own_step: int | None = None) -> bool:
         """Logs in a job; returns whether this is one."""
         from elasticdl._job import job_folder
 
         folder = job_folder()
         if folder is None:
+            if self.is_described and self._leads is None:
+                numbers = check(metrics).items()
+                kept = {name: math.nan if value is None else value for name, value in numbers}
+                self._early.append((kept, own_step))
             return False
         if self._log is None:
             self._log = self._open_log(folder / "logged")

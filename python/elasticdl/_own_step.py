@@ -211,9 +211,10 @@ class OwnStep:
 
     def check_state(self) -> None:
         """Rejects objects that do not restore their state exactly."""
-        self._load(self.dump())
+        self.load(self.dump())
 
-    def _load(self, data: bytes) -> None:
+    def load(self, data: bytes) -> None:
+        """Loads the state of all registered objects."""
         from elasticdl import _state
 
         states = _state.parse(data)
@@ -276,7 +277,7 @@ class OwnStep:
         elif kind == "state":
             self._loop.state(self.dump)
         else:
-            self._load(content)
+            self.load(content)
             self._loop.loaded()
 
     def _take_turn(self) -> Request | None:

@@ -158,7 +158,7 @@ class Accelerator(accelerate.Accelerator):
     def is_main_process(self) -> bool:
         if self.job is None:
             return super().is_main_process
-        return self.job.is_leader and not _trainers.is_described()
+        return self.job.is_leader and not self.job.is_rehearsal
 
     @property
     def is_local_main_process(self) -> bool:
@@ -251,6 +251,7 @@ class Accelerator(accelerate.Accelerator):
             )
         self._origin = Origin(f"load_state({'' if input_dir is None else repr(input_dir)})")
         if _trainers.is_described():
+            self.job.continues = False
             found = self._read_order(input_dir)
             self._origin.start(found.get("order"), self._loader.order(), found.get("step", 0))
             return super().load_state(input_dir, *args, **kwargs)

@@ -145,7 +145,7 @@ class _Training:
         model._symbolic_build(data_batch=records.collate([0] * min(2, len(records))))
         model.reset_metrics()
         self._steps_per_epoch = job.steps_per_epoch
-        is_shown = verbose != 0 and not job.is_described
+        is_shown = verbose != 0 and not job.is_rehearsal
         given = keras.tree.flatten(callbacks or [])
         has_bar = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in given)
         own = [_Log(job), *([_Bar(job)] if is_shown and not has_bar else [])]
@@ -203,7 +203,9 @@ class _Training:
             feed.begin_step()
             self._optimizer.step()
             if self._job.is_described:
-                feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+                feed.has_step()  # Waits for the job: nothing is evaluated or saved before it.
+                progress.restore()
+                continue
             progress.n_steps += 1
             logs = _numbers(model.get_metrics_result())
             callbacks.on_train_batch_end(number, logs)
@@ -476,7 +478,7 @@ def _numbers(logs: dict[str, Any]) -> dict[str, Any]:
 
 def _by_leader(job: Any, write: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        is_writer = job.is_leader and not job.is_described
+        is_writer = job.is_leader and not job.is_rehearsal
         return write(*args, **kwargs) if is_writer else None
 
     return run

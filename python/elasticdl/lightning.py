@@ -96,6 +96,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._trainer = trainer
         if trainer.ckpt_path is not None:
             self._origin = Origin(f"ckpt_path={str(trainer.ckpt_path)!r}")
+            self.job.continues = False
         trainer.fit_loop.epoch_loop.run = self._run_epoch
         self._follow_logs()
         self.job.log_config(dict(self.lightning_module.hparams))
@@ -213,7 +214,9 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._lead()
         self._take_step(optimizer, model or self.lightning_module, **kwargs)
         if _trainers.is_described():
-            self._feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+            # Waits for the job: nothing is evaluated or saved before it.
+            self._feed.has_step()
+            raise self._feed.move()
         return loss
 
     def _take_step(self, optimizer: Any, model: Any, **kwargs: Any) -> None:
@@ -257,7 +260,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        return self.job is None or (self.job.is_leader and not _trainers.is_described())
+        return self.job is None or (self.job.is_leader and not self.job.is_rehearsal)
 
     def _follow_logs(self) -> None:
         """Also logs with the job what the trainer logs, in every worker.

@@ -109,6 +109,7 @@ class ElasticMixin:
             resume_from_checkpoint = _last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
             self._resumed = _Resumed(resume_from_checkpoint)
+            self.job.continues = False
         # The job gets its first state from the process that describes it; workers get it from the
         # job, where it can be newer.
         path = resume_from_checkpoint if _trainers.is_described() else None
@@ -268,7 +269,7 @@ class ElasticMixin:
     def is_world_process_zero(self) -> bool:
         if self.job is None:
             return super().is_world_process_zero()
-        return self.job.is_leader and not _trainers.is_described()
+        return self.job.is_leader and not self.job.is_rehearsal
 
     def is_local_process_zero(self) -> bool:
         return super().is_local_process_zero() if self.job is None else self.is_world_process_zero()
@@ -328,7 +329,7 @@ class _Loader:
         n_epochs = args.max_steps / job.steps_per_epoch if is_limited else args.num_train_epochs
         self._n_epochs = math.ceil(n_epochs)
         self._n_steps = job.steps_per_epoch
-        if job.is_leader and not _trainers.is_described():
+        if job.is_leader and not job.is_rehearsal:
             print(
                 f"elasticdl: a step trains {self._n_records * job.lanes} records: "
                 f"per_device_train_batch_size={args.per_device_train_batch_size} × "
@@ -453,7 +454,9 @@ class _Place(TrainerCallback):
         # The trainer counts from where its loop was entered.
         state.epoch = state.global_step / trainer.job.steps_per_epoch
         if _trainers.is_described():
-            trainer._feed.has_step()  # Ends here: nothing is evaluated or saved before the job.
+            # Waits for the job: nothing is evaluated or saved before it.
+            trainer._feed.has_step()
+            raise trainer._feed.move()
 
     def on_log(self, _args: Any, state: Any, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         logged = {name: value for name, value in logs.items() if name != "total_flos"}

@@ -100,7 +100,7 @@ def tensor(array: np.ndarray) -> object:
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     is_plain = "PLAIN" in os.environ
     trained = elasticdl.keras.elastic(model(is_plain))
-    seen = Seen(None if "ELASTICDL_DESCRIBE" in os.environ else Faults(folder, n_workers, kills))
+    seen = Seen(Faults(folder, n_workers, kills))
     stop = keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5)
     best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), save_best_only=True)

@@ -153,9 +153,8 @@ def precision_options(precision: str) -> dict:
 
 
 def main(folder: Path, n_workers: int, kills: list[int]) -> None:
-    is_first = "ELASTICDL_DESCRIBE" in os.environ
     is_logging = "LOGGER" in os.environ
-    seen = Seen(None if is_first else Faults(folder, n_workers, kills))
+    seen = Seen(Faults(folder, n_workers, kills))
     best = ModelCheckpoint(folder / "best", monitor="val_loss", save_top_k=-1)
     module = Classifier()
     saved = ModelCheckpoint(folder / "steps", every_n_train_steps=SAVE_STEPS, save_top_k=-1)

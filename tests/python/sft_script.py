@@ -40,9 +40,7 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
     )
     texts = Dataset.from_list(script.texts(script.N_RECORDS, seed=1))
     model = script.make_model("gpt2")
-    callbacks = []
-    if "ELASTICDL_DESCRIBE" not in os.environ:
-        callbacks.append(script.Interrupted(Faults(folder, n_workers, kills)))
+    callbacks = [script.Interrupted(Faults(folder, n_workers, kills))]
     trainer = Trainer(
         model, args, train_dataset=texts, processing_class=tokenizer, callbacks=callbacks
     )

@@ -151,10 +151,9 @@ def main(folder: Path, kind: str, n_workers: int, kills: list[int]) -> None:
     faults.PACE_SECS = 2.0  # The compiler makes new workers slow.
     injected = faults.Faults(folder, n_workers, kills)
     job = elasticdl.init(training.called, training.optimizer)
-    is_described = "ELASTICDL_DESCRIBE" in os.environ
 
     def note(name: str) -> None:
-        if not is_described:
+        if not job.is_described:
             with (folder / f"seeds-{os.getpid()}").open("a") as file:
                 print(f"{job.step}-{name}", torch.initial_seed(), file=file)
 
@@ -168,7 +167,7 @@ def main(folder: Path, kind: str, n_workers: int, kills: list[int]) -> None:
             continue
         note("step")
         training.step()
-        if not is_described:
+        if not job.is_described:
             injected.between(job.step)
     (folder / f"end-{os.getpid()}").write_bytes(training.dump())
 

@@ -537,7 +537,13 @@ def describe(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "ELASTICDL_DESCRIBE": str(answer), "PYTHONPATH": package}
     env.pop("ELASTICDL_MASTER_ADDR")
     return subprocess.run(
-        [sys.executable, script], env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -563,7 +569,8 @@ def test_a_script_describes_itself_without_a_master(tmp_path, lines):
     found = json.loads((tmp_path / "answer" / "model.json").read_text())
     model = found.pop("model")
     expected = {"n_records": 100, "minibatch_size": 8, "num_epochs": 3, "shuffle": False}
-    assert found == {**expected, "is_stream": False}
+    # Nothing holds its standard input.
+    assert found == {**expected, "is_stream": False, "continues": False}
     assert [param["name"] for param in model["params"]] == ["weight", "bias"]
     assert model["name"] == "Linear"
     assert model["optimizer"]["learning_rate"] == 0.25

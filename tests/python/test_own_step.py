@@ -252,6 +252,33 @@ def test_steps_are_those_of_a_loop_without_a_job():
     assert numbers(*nested()) == expected
 
 
+@pytest.mark.parametrize("train", [flat, nested])
+def test_the_process_that_describes_a_script_trains_from_the_state_before(
+    tmp_path, monkeypatch, train
+):
+    expected = numbers(*plain())
+    read, write = os.pipe()
+    os.write(write, b'{"env": {"ELASTICDL_MASTER_ADDR": "me:1", "ELASTICDL_WORKER_ID": "7"}}\nrest')
+    monkeypatch.setattr("elasticdl._first_step._STDIN", read)
+    monkeypatch.setattr("elasticdl._job._lead_group", lambda: None)
+    monkeypatch.setattr("elasticdl._stacks.log_when_asked", lambda: None)
+    described = tmp_path / "described"
+    described.mkdir()
+    for name in ("DESCRIBE", "SUPERVISED", "WORKER_ID"):
+        monkeypatch.setenv(f"ELASTICDL_{name}", str(described))
+    monkeypatch.delenv("ELASTICDL_WORKER_ID")
+    monkeypatch.delenv("ELASTICDL_MASTER_ADDR")
+    trained = train()
+    assert numbers(*trained) == expected
+    if train is flat:
+        # The first step, the probe, and then two lanes for each step.
+        assert trained[3] == [True, False] + [False, True] * 4
+    assert json.loads((described / "model.json").read_text())["continues"]
+    assert (os.environ["ELASTICDL_WORKER_ID"], os.read(read, 9)) == ("7", b"rest")
+    os.close(read)
+    os.close(write)
+
+
 def test_a_step_that_is_passed_over_changes_nothing():
     model, optimizer, scheduler, ema = made()
     before = {name: values.clone() for name, values in model.state_dict().items()}

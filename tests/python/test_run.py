@@ -216,12 +216,20 @@ def test_the_state_dict_is_saved_with_the_counters_of_batch_norms(
 
 def test_leadership_passes_on_when_the_leader_dies(cluster: Cluster, tmp_path: Path) -> None:
     path, out = script(tmp_path, n_records=6400, epochs=15)
-    text = Path(path).read_text() + "if job.is_leader: print('led by', job.worker_id)\n"
-    Path(path).write_text(text)
+    ran = tmp_path / "ran"
+    first = f"import os; open({str(ran)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    last = "if job.is_leader: print('led by', job.worker_id)\n"
+    text = Path(path).read_text().replace("torch.manual_seed(0)", first, 1)
+    Path(path).write_text(text + last)
     job = cluster.start("run", "--workers=2", "--min_workers=1", "--job_name=led", path, out)
-    os.kill(pids(cluster, "led", job)[0], signal.SIGKILL)
+    first_worker = pids(cluster, "led", job)[0]
+    # It has described the job, and nothing else has run the script.
+    assert ran.read_text().split()[0] == str(first_worker)
+    os.kill(first_worker, signal.SIGKILL)
     printed, err = job.communicate(timeout=LIMIT)
     assert job.returncode == 0, printed + err
+    logs = [*(cluster.job("led") / "logs").glob("worker-*.log")]
+    assert len(ran.read_text().split()) == len(logs)
     assert len(re.findall(r"^led by \d+$", printed, re.MULTILINE)) == 1, printed
 
 
@@ -261,6 +269,25 @@ def test_a_killed_worker_costs_no_record(
     logs = " ".join(os.listdir(cluster.job("killed") / "logs"))
     assert "worker-2" in logs, "not replaced"
     assert "worker-3" not in logs, "the other one did not survive"
+
+
+@pytest.mark.parametrize("flag", ["--fork_workers=true", "--fork_workers=false", "--detach"])
+def test_a_script_runs_once_in_each_worker(cluster: Cluster, tmp_path: Path, flag: str) -> None:
+    path, out = script(tmp_path)
+    ran = tmp_path / "ran"
+    top = f"print('at the top')\nopen({str(ran)!r}, 'a').write('once\\n')\n"
+    text = Path(path).read_text().replace("torch.manual_seed(0)", top, 1)
+    Path(path).write_text(text.replace("for features", "job.log({'early': 1})\nfor features"))
+    done = cluster.run("run", "--workers=2", "--job_name=once", flag, path, out)
+    cluster.run("wait", "once")
+    cluster.run("audit", "once")
+    assert ran.read_text() == "once\n" * 2
+    logs = [cluster.log("once", f"worker-{worker}") for worker in (0, 1)]
+    assert [log.count("at the top") for log in logs] == [1, 1]
+    is_shown = flag != "--detach"
+    assert done.stdout.count("at the top") == is_shown, "the output of the leader"
+    assert cluster.logged("once") == {"early": [0]}
+    assert not [name for name in os.listdir(cluster.home / "jobs") if name.startswith(".")]
 
 
 @pytest.mark.parametrize("is_for_the_group", [True, False])
@@ -352,11 +379,13 @@ def test_exiting_in_the_loop_is_a_failure(cluster: Cluster, tmp_path: Path) -> N
 
 
 def test_a_script_that_fails_at_once_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    command = script(tmp_path, before="open('/no/such/file')")
-    refused = cluster.run("run", "--job_name=bad", *command, code=2)
-    assert "FileNotFoundError" in refused.stderr
-    assert "_job.py" not in refused.stderr
-    assert not cluster.job("bad").exists()
+    command = script(tmp_path, before="print('begins'); open('/no/such/file')")
+    for flags in [[], ["--detach"]]:
+        refused = cluster.run("run", "--job_name=bad", *flags, *command, code=2)
+        shown = refused.stdout + refused.stderr
+        assert "FileNotFoundError" in shown and "_job.py" not in shown
+        assert len(re.findall("begins$", shown, re.M)) == shown.count("error: ") == 1, shown
+        assert not [*(cluster.home / "jobs").iterdir()]
 
 
 def test_a_bad_name_is_refused_before_the_script_runs(cluster: Cluster, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def note_seeds(model: torch.nn.Module, folder: Path) -> None:
     """Writes the seed of the first batch of each lane, with the numbers of its first text."""
 
     def note(module, args, kwargs) -> None:
-        if module.training:
+        if module.training and not model.job.is_described:
             ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             with (folder / f"seeds-{os.getpid()}").open("a") as file:
                 print(json.dumps([step(), ids[0, :2].tolist(), torch.initial_seed()]), file=file)
@@ -208,10 +208,8 @@ def main(kind: str, folder: Path, n_workers: int, kills: list[int]) -> None:
     model = make_model(kind)
     trained, evaluated = data(kind)
     counter = Counter()
-    callbacks = [counter]
-    if "ELASTICDL_DESCRIBE" not in os.environ:
-        callbacks.append(Interrupted(Faults(folder, n_workers, kills)))
-        note_seeds(model, folder)
+    callbacks = [counter, Interrupted(Faults(folder, n_workers, kills))]
+    note_seeds(model, folder)
     trainer = Trainer(
         model, arguments(kind, folder), collate, trained, evaluated, callbacks=callbacks
     )

@@ -389,9 +389,10 @@ pub(crate) struct WorkerArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct SuperviseArgs {
+    /// Without it, a new job is on standard input
     #[arg(long)]
-    pub(crate) job_dir: PathBuf,
-    #[arg(long)]
+    pub(crate) job_dir: Option<PathBuf>,
+    #[arg(long, requires = "job_dir")]
     pub(crate) resume: bool,
     /// What the user has entered.
     #[arg(last = true)]

@@ -1,27 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers with a custom training loop: a command that calls `elasticdl.init()`.
 //!
-//! Such a command is run once before the job, up to its first step, to find its number of records
-//! and its model. On this machine the submitting command does that, on a cluster the first master.
+//! Such a command is run up to its first step before the job, to find its number of records and its
+//! model. On this machine, the submitting command does that, and the process continues as the job's
+//! first worker. On a cluster, the first master does, and the process ends.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{PipeWriter, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use edl_core::id::WorkerId;
 use edl_core::job_dir::JobDir;
 use edl_core::model::ModelSpec;
+use edl_core::platform::{Ended, InstanceId, Role, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, LogLevel, Strategy};
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use edl_tensor::first_values;
 use edl_worker::OpenModel;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tempfile::TempDir;
 
 use crate::exit::refuse;
-use crate::fork_server::{self, Finished, ForkServer};
-use crate::jobs::write_json;
+use crate::fork_server::{self, ForkServer, Started};
+use crate::jobs::{Job, write_json};
 use crate::processes::{self, Membership};
 use crate::{pod, python};
 
@@ -45,13 +55,17 @@ const TRACK: &str = "ELASTICDL_TRACK";
 pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// Set for a worker in a pod.
 pub(crate) const IN_POD: &str = "ELASTICDL_IN_POD";
-/// The files of the description.
+/// What the command prints until there is a job.
+const LOG: &str = "log";
+/// The files of the description. The one with the model is complete once it exists, and the last.
 const MODEL: &str = "model.json";
 const VALUES: &str = "first_values.f32";
 /// Only if the script takes the optimizer steps.
 const STATE: &str = "first_state.bin";
 /// Where optimizer steps are taken: `auto` (if unset), `rust` or `python`.
 pub(crate) const STEP: &str = "ELASTICDL_STEP";
+/// The worker that can be the process that has described the job.
+pub(crate) const FIRST_WORKER: InstanceId = InstanceId { role: Role::Worker, id: 0 };
 /// A script may read much data before its first step.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -65,6 +79,20 @@ pub(crate) struct Description {
     first_values: Vec<f32>,
     #[serde(skip)]
     first_state: Vec<u8>,
+    /// Whether the process can continue as the first worker.
+    #[serde(default)]
+    continues: bool,
+}
+
+/// The process that has described its loop. It waits to become the job's first worker, and ends when
+/// this is dropped.
+#[derive(Debug)]
+pub(crate) struct FirstWorker {
+    process: Started,
+    /// Its standard input, as for any worker.
+    input: PipeWriter,
+    /// With its log.
+    folder: TempDir,
 }
 
 /// The data that a loop goes through.
@@ -117,36 +145,83 @@ pub(crate) fn command(spec: &JobSpec) -> Command {
     command
 }
 
-/// Runs the command up to its first step.
-pub(crate) fn describe(spec: &JobSpec, forks: Option<&ForkServer>) -> anyhow::Result<Description> {
-    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+/// Runs the command up to its first step. `folder` is for what it writes until there is a job.
+/// `job_dir` is where the job will be, if the process can continue as its first worker.
+pub(crate) fn describe(
+    spec: &JobSpec,
+    job_dir: Option<&Path>,
+    forks: Option<&ForkServer>,
+    folder: TempDir,
+) -> anyhow::Result<(Description, Option<FirstWorker>)> {
+    let line = &spec.job_command;
+    let deadline = Instant::now() + DESCRIBE_LIMIT;
+    let too_late = || refuse(format!("`{line}` did not reach its first step within an hour"));
     let mut command = command(spec);
     command.env(DESCRIBE, folder.path());
-    let ran = fork_server::run(forks, command, &[], DESCRIBE_LIMIT);
-    let ran =
-        ran.map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
-    let Some(Finished { stderr, .. }) = ran else {
-        let command = &spec.job_command;
-        return Err(refuse(format!("`{command}` did not reach its first step within an hour")));
-    };
-    let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
-        let why = match stderr.trim() {
-            "" => "it exited before its first step; it must call `elasticdl.init()`".to_owned(),
-            text => text.to_owned(),
-        };
-        return Err(refuse(format!("cannot train `{}`: {why}", spec.job_command)));
-    };
-    let mut described: Description =
-        serde_json::from_str(&text).context("cannot read the description of the training loop")?;
-    let values =
-        std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
-    let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-    described.first_values = numbers.collect();
-    if described.model.optimizer.is_script() {
-        described.first_state =
-            std::fs::read(folder.path().join(STATE)).context("no initial state was saved")?;
+    if let Some(job_dir) = job_dir {
+        command.env(SUPERVISED, "1").env(OUTPUT, JobDir::new(job_dir).output(spec));
+        command.envs(worker_variables());
     }
-    Ok(described)
+    let log = folder.path().join(LOG);
+    let output: OwnedFd = File::options().create(true).append(true).mode(0o600).open(&log)?.into();
+    let (read, input) = std::io::pipe()?;
+    let read = OwnedFd::from(read);
+    let stdio = [&read, &output, &output];
+    let started = fork_server::start(forks, &mut command, stdio, true, deadline)
+        .map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
+    let process = started.ok_or_else(too_late)?;
+    let mut first = FirstWorker { process, input, folder };
+    let model = first.folder.path().join(MODEL);
+    let looked = fork_server::before(deadline, || {
+        let is_described = model.is_file().then_some(None);
+        Ok(is_described.or_else(|| first.process.try_wait().map(Some)))
+    })?;
+    let ended = looked.ok_or_else(too_late)?;
+    // It may have ended just after it was described.
+    if !model.is_file() {
+        let text = std::fs::read(&log)?;
+        let text = String::from_utf8_lossy(&text);
+        let why = match (text.trim(), ended) {
+            (text, Some(how)) if !text.is_empty() && how != Ended::Exit(0) => text.to_owned(),
+            (text, _) => {
+                let separator = if text.is_empty() { "" } else { ":\n" };
+                let rule = "it exited before its first step; it must call `elasticdl.init()`";
+                format!("{rule}{separator}{text}")
+            }
+        };
+        return Err(refuse(format!("cannot train `{line}`: {why}")));
+    }
+    let description = Description::read(first.folder.path())?;
+    for name in [VALUES, STATE] {
+        // They can be large, and have been read.
+        let _there_is_none = std::fs::remove_file(first.folder.path().join(name));
+    }
+    let first = description.continues.then_some(first);
+    Ok((description, first))
+}
+
+/// Variables for all workers that the user has not set.
+pub(crate) fn worker_variables() -> impl Iterator<Item = (&'static str, &'static str)> {
+    WORKER_VARIABLES.into_iter().filter(|(name, _)| std::env::var_os(name).is_none())
+}
+
+impl FirstWorker {
+    /// Moves the log to the folder of the job.
+    pub(crate) fn join(&self, job: &Job) -> anyhow::Result<()> {
+        let log = job.paths().log(FIRST_WORKER);
+        std::fs::rename(self.folder.path().join(LOG), &log)
+            .with_context(|| format!("cannot write `{}`", log.display()))
+    }
+
+    /// Continues as the worker that this command would start; returns its standard input, too.
+    pub(crate) fn begin(mut self, command: &Command) -> (Started, PipeWriter) {
+        let set = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?)));
+        let env: BTreeMap<&str, Cow<'_, str>> =
+            set.map(|(name, value)| (name, value.to_string_lossy())).collect();
+        // If it has ended already, its parent sees that.
+        let _ended = writeln!(self.input, "{}", json!({ "env": env }));
+        (self.process, self.input)
+    }
 }
 
 /// A plan that every loop could have.
@@ -172,6 +247,20 @@ impl LoopPlan {
 }
 
 impl Description {
+    fn read(folder: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read(folder.join(MODEL)).context("no model was saved")?;
+        let mut described: Self = serde_json::from_slice(&text)
+            .context("cannot read the description of the training loop")?;
+        let values = std::fs::read(folder.join(VALUES)).context("no initial values were saved")?;
+        let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        described.first_values = numbers.collect();
+        if described.model.optimizer.is_script() {
+            described.first_state =
+                std::fs::read(folder.join(STATE)).context("no initial state was saved")?;
+        }
+        Ok(described)
+    }
+
     /// Sets the fields of the job that the loop decides.
     pub(crate) fn settle(&self, spec: &mut JobSpec) {
         self.plan.settle(spec);
@@ -269,6 +358,7 @@ mod tests {
     use edl_core::spec::Track;
 
     use super::*;
+    use crate::jobs::Home;
 
     fn saying(command: &str) -> JobSpec {
         JobSpec { job_command: command.into(), ..JobSpec::default() }
@@ -308,6 +398,7 @@ mod tests {
             model: crate::models::describe(&count).unwrap(),
             first_values: vec![0.5],
             first_state: Vec::new(),
+            continues: false,
         };
         described.save(folder.path()).unwrap();
         let mut spec = saying("x");
@@ -321,15 +412,63 @@ mod tests {
         assert!(is_stream(&spec));
     }
 
+    /// Describes a loop and then prints what it is given on its standard input.
+    fn describing(continues: bool, fixture: &Path) -> JobSpec {
+        let count = JobSpec { model_def: "count".into(), ..JobSpec::default() };
+        let model = crate::models::describe(&count).unwrap();
+        let plan = json!({
+            "n_records": 40, "minibatch_size": 5, "num_epochs": 2, "shuffle": false,
+            "model": model, "continues": continues,
+        });
+        std::fs::write(fixture.join("model"), plan.to_string()).unwrap();
+        let script = "echo before; : > $ELASTICDL_DESCRIBE/first_values.f32; cp model \
+                      $ELASTICDL_DESCRIBE/new; mv $ELASTICDL_DESCRIBE/new \
+                      $ELASTICDL_DESCRIBE/model.json; cat; exit 7";
+        saying(&format!("sh -c 'cd {}; {script}'", fixture.display()))
+    }
+
+    #[tokio::test]
+    async fn the_process_that_describes_a_loop_continues_as_the_first_worker() {
+        let root = tempfile::tempdir().unwrap();
+        let spec = describing(true, root.path());
+        let home = Home::at(&root.path().join("home"));
+        let place = home.place("x", None).unwrap();
+        let draft = home.draft("x", &place).unwrap();
+        let (_, first) = describe(&spec, Some(&place), None, draft).unwrap();
+        let job = JobSpec { job_name: "x".into(), ..JobSpec::default() };
+        let job = home.create(&job, None).unwrap();
+        let first = first.unwrap();
+        first.join(&job).unwrap();
+        let mut command = Command::new("x");
+        command.env("ELASTICDL_WORKER_ID", "0").env_remove("ELASTICDL_TRACK");
+        let (mut process, input) = first.begin(&command);
+        drop(input);
+        assert_eq!(process.wait().await.unwrap(), Ended::Exit(7));
+        let log = std::fs::read_to_string(job.paths().log(FIRST_WORKER)).unwrap();
+        assert_eq!(log, "before\n{\"env\":{\"ELASTICDL_WORKER_ID\":\"0\"}}\n");
+        let left = std::fs::read_dir(home.jobs_dir()).unwrap().count();
+        assert_eq!(left, 1, "only the folder of the job");
+    }
+
+    #[test]
+    fn a_process_that_cannot_continue_is_no_worker() {
+        let root = tempfile::tempdir().unwrap();
+        let spec = describing(false, root.path());
+        let folder = tempfile::tempdir().unwrap();
+        assert!(describe(&spec, None, None, folder).unwrap().1.is_none());
+    }
+
     #[test]
     fn a_command_that_trains_nothing_is_refused_with_its_output() {
         for (command, why) in [
             ("echo no module called torch >&2; exit 1", "no module called torch"),
             ("true", "exited before its first step"),
+            ("echo done", "must call `elasticdl.init()`:\ndone"),
         ] {
             // Not `exec`: what follows a `;` is the shell's.
-            let refused =
-                describe(&saying(&format!("sh -c '{command}'")), None).unwrap_err().to_string();
+            let spec = saying(&format!("sh -c '{command}'"));
+            let folder = tempfile::tempdir().unwrap();
+            let refused = describe(&spec, None, None, folder).unwrap_err().to_string();
             assert!(refused.contains(why), "{refused}");
         }
     }

@@ -181,11 +181,7 @@ fn start(
     set("seed", args.seed.into());
     set("checkpoint_secs", 2.into());
     set("allow_chaos", true.into());
-    let new = submit::described(JobType::Train, given)?;
-    let ready = submit::prepare(home, new, None)?;
-    let job = ready.job.clone();
-    detach::start(ready)?;
-    Ok(job)
+    detach::start(submit::new(home, JobType::Train, given, None)?)
 }
 
 /// Set when the user presses Ctrl-C or the process is asked to exit.

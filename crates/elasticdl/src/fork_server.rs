@@ -16,7 +16,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{Ended, WORKER_VARIABLES};
+use edl_core::platform::Ended;
 use edl_core::spec::{JobSpec, Strategy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-use crate::models;
+use crate::{custom_loop, models};
 
 const MODULE: &str = "elasticdl._fork_server";
 const POLL: Duration = Duration::from_millis(5);
@@ -72,7 +72,7 @@ struct State {
 /// A program that is to be forked.
 #[derive(Debug)]
 struct Starting {
-    answer: oneshot::Sender<Forked>,
+    answer: oneshot::Sender<Started>,
     since: Instant,
     _parent: Adopting,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Program {
 
 /// A running program, which is a child of this process. It is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Forked {
+pub(crate) struct Started {
     pid: Pid,
     has_ended: bool,
 }
@@ -131,38 +131,46 @@ pub(crate) fn run(
         [tempfile::tempfile()?, tempfile::tempfile()?, tempfile::tempfile()?];
     stdin.write_all(input)?;
     stdin.rewind()?;
-    let fds = [stdin.try_clone()?.into(), stdout.try_clone()?.into(), stderr.try_clone()?.into()];
-    let program = Program::of(&command);
-    let started =
-        forks.zip(program).and_then(|(forks, program)| forks.fork(&program, fds.each_ref(), false));
-    let forked = match started {
-        Some(mut started) => before(deadline, || match started.try_recv() {
-            Ok(forked) => Ok(Some(Some(forked))),
-            Err(TryRecvError::Closed) => Ok(Some(None)),
-            Err(TryRecvError::Empty) => Ok(None),
-        })?,
-        None => Some(None),
-    };
-    let how = match forked {
-        // It could not even be started.
+    let fds = [stdin.into(), stdout.try_clone()?.into(), stderr.try_clone()?.into()];
+    let how = match start(forks, &mut command, fds.each_ref(), false, deadline)? {
+        Some(mut program) => before(deadline, || Ok(program.try_wait()))?,
         None => None,
-        Some(Some(mut forked)) => before(deadline, || Ok(forked.try_wait()))?,
-        Some(None) => {
-            let [stdout, stderr] = [stdout.try_clone()?, stderr.try_clone()?];
-            let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn()?;
-            let status = before(deadline, || child.try_wait())?;
-            if status.is_none() {
-                child.kill().and_then(|()| child.wait())?;
-            }
-            status.map(how_it_ended)
-        }
     };
     let [stdout, stderr] = [text_of(stdout)?, text_of(stderr)?];
     Ok(how.map(|how| Finished { how, stdout, stderr }))
 }
 
+/// Starts a program: forked if that is possible, spawned otherwise. None if it could not be started
+/// before the deadline. A spawned one is in the group of this process in any case.
+pub(crate) fn start(
+    forks: Option<&ForkServer>,
+    command: &mut Command,
+    stdio: [&OwnedFd; 3],
+    leads_group: bool,
+    deadline: Instant,
+) -> io::Result<Option<Started>> {
+    let asked = forks
+        .zip(Program::of(command))
+        .and_then(|(forks, program)| forks.fork(&program, stdio, leads_group));
+    if let Some(mut asked) = asked {
+        let answer = before(deadline, || match asked.try_recv() {
+            Ok(forked) => Ok(Some(Some(forked))),
+            Err(TryRecvError::Closed) => Ok(Some(None)),
+            Err(TryRecvError::Empty) => Ok(None),
+        })?;
+        match answer {
+            Some(None) => {}
+            Some(forked) => return Ok(forked),
+            None => return Ok(None),
+        }
+    }
+    let [stdin, stdout, stderr] = stdio.map(OwnedFd::try_clone);
+    let child = command.stdin(stdin?).stdout(stdout?).stderr(stderr?).spawn()?;
+    Ok(Some(Started { pid: Pid::from_child(&child), has_ended: false }))
+}
+
 /// Looks until there is something, but not after the deadline.
-fn before<T>(
+pub(crate) fn before<T>(
     deadline: Instant,
     mut look: impl FnMut() -> io::Result<Option<T>>,
 ) -> io::Result<Option<T>> {
@@ -283,12 +291,11 @@ impl ForkServer {
     ) -> io::Result<Self> {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let is_unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
         let process = Command::new(&interpreter)
             .args(["-m", MODULE])
             .args(imported)
             .envs(environment)
-            .envs(WORKER_VARIABLES.into_iter().filter(is_unset))
+            .envs(custom_loop::worker_variables())
             .stdin(theirs)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -325,7 +332,7 @@ impl ForkServer {
         program: &Program,
         stdio: [&OwnedFd; 3],
         leads_group: bool,
-    ) -> Option<oneshot::Receiver<Forked>> {
+    ) -> Option<oneshot::Receiver<Started>> {
         let Inner { socket, interpreter, state, .. } = &*self.inner;
         if program.interpreter != *interpreter {
             return None;
@@ -380,12 +387,12 @@ impl Drop for Adopting {
     }
 }
 
-impl Forked {
+impl Started {
     pub(crate) fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
-    fn try_wait(&mut self) -> Option<Ended> {
+    pub(crate) fn try_wait(&mut self) -> Option<Ended> {
         let how = match waitpid(Some(self.pid), WaitOptions::NOHANG) {
             Ok(None) | Err(Errno::INTR) => return None,
             Ok(Some((_, status))) => how_it_ended(ExitStatus::from_raw(status.as_raw())),
@@ -407,7 +414,7 @@ impl Forked {
     }
 }
 
-impl Drop for Forked {
+impl Drop for Started {
     fn drop(&mut self) {
         if self.has_ended {
             return;
@@ -447,7 +454,7 @@ fn follow(mut process: Child, socket: &OwnedFd, state: &Mutex<State>, limit: Dur
             state.starting.remove(&id)
         };
         if let Some((starting, pid)) = starting.zip(Pid::from_raw(pid)) {
-            let forked = Forked { pid, has_ended: false };
+            let forked = Started { pid, has_ended: false };
             // Without a receiver, it is dropped.
             let _unwanted = starting.answer.send(forked);
         }
@@ -499,7 +506,6 @@ pub(crate) mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::custom_loop;
 
     const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
 

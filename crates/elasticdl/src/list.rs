@@ -263,7 +263,7 @@ mod tests {
         let home = Home::at(root.path());
         let spec = JobSpec { job_name: "long".into(), ..JobSpec::default() };
         let job = home.create(&spec, None).unwrap();
-        job.write_supervisor().unwrap();
+        job.write_supervisor(&[]).unwrap();
         let days = |days: u64| SystemTime::now() - std::time::Duration::from_secs(days * 86_400);
         let set = |path: &Path, time| {
             let file = std::fs::File::options().write(true).create(true).truncate(false).open(path);

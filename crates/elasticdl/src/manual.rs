@@ -53,7 +53,8 @@ pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Ex
             out.write_all(config::to_yaml(&config::job(kind, given)?)?.as_bytes())?;
             return Ok(Exit::Ok);
         }
-        submit::prepare(&home, submit::described(kind, given)?, run.job_dir.as_deref())?
+        let dir = run.job_dir.as_deref();
+        submit::prepare(&home, submit::described(&home, kind, given, dir)?, dir)?
     };
     let ui = Ui::relay(&ready.job);
     submit::supervise(ready, ui, out)

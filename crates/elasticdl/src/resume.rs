@@ -35,7 +35,8 @@ pub(crate) fn prepare(
     if spec != before {
         job.rewrite_spec(&spec)?;
     }
-    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None, command: host::entered() }))
+    let command = host::entered();
+    Ok(Prepared::Ready(Ready { job, hold, resume: true, forks: None, first: None, command }))
 }
 
 /// The job to resume and its description with the changes that the user asks for.

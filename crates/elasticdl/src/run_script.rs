@@ -14,7 +14,7 @@ use crate::custom_loop::STEP;
 use crate::exit::{Exit, refuse};
 use crate::flags::{self, Given};
 use crate::jobs::Home;
-use crate::submit::{self, checks};
+use crate::submit;
 use crate::{cluster, python};
 
 /// How deep modules of a script are looked for, and among how many files of a folder.
@@ -45,10 +45,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     }
     flags::on_this_machine(&args.job.0)?.iter().for_each(eprint);
     check_script(args)?;
-    let new = submit::described(JobType::Train, given)?;
-    checks::check_workers(&new.spec)?;
-    let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
-    submit::start(ready, &run, out)
+    submit::start_new(&Home::from_env()?, JobType::Train, given, &run, out)
 }
 
 /// Refuses a Python script that does not use elasticdl: without `elasticdl.init()`, it would train

@@ -12,6 +12,7 @@ use edl_core::spec::{JobSpec, JobType, Strategy};
 use crate::cli::RunFlags;
 use crate::config::JobRequest;
 use crate::console::{self, counted, eprint};
+use crate::custom_loop::FirstWorker;
 use crate::exit::{Exit, refuse};
 use crate::flags::{Given, needs_cluster};
 use crate::fork_server::ForkServer;
@@ -19,7 +20,7 @@ use crate::jobs::{Hold, Home, Job};
 use crate::ui::{self, Ui};
 use crate::{
     cluster, config, custom_loop, detach, flags, host, models, paths, python, resume, shipped,
-    supervisor, top, trained,
+    supervisor, trained,
 };
 
 pub(crate) mod checks;
@@ -36,6 +37,8 @@ pub(crate) struct Ready {
     pub(crate) forks: Option<ForkServer>,
     /// What the user has entered, for the job's page.
     pub(crate) command: Vec<String>,
+    /// Has described it.
+    pub(crate) first: Option<FirstWorker>,
 }
 
 /// A job that has no folder yet.
@@ -46,6 +49,7 @@ pub(crate) struct New {
     /// The model of the user's module.
     model: Option<ModelSpec>,
     forks: Option<ForkServer>,
+    first: Option<FirstWorker>,
 }
 
 /// Runs the command.
@@ -95,23 +99,46 @@ pub(crate) fn run(
             }
         }
     } else {
-        let new = described(kind, given.clone())?;
-        checks::check_workers(&new.spec)?;
-        prepare(&home, new, run.job_dir.as_deref())?
+        return start_new(&home, kind, given.clone(), run, out);
     };
-    start(ready, run, out)
+    match detach::wanted(run) {
+        Some(how) => how.show(detach::start(ready)?, out),
+        None => run_here(ready, run, out),
+    }
 }
 
-/// Runs a job in the background, under the full-screen view, or in this process.
-pub(crate) fn start(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    if run.detach {
-        return detach::run(ready, out);
+/// Runs a new job in the background, under the full-screen view, or in this process.
+pub(crate) fn start_new(
+    home: &Home,
+    kind: JobType,
+    given: Given,
+    run: &RunFlags,
+    out: &mut dyn Write,
+) -> anyhow::Result<Exit> {
+    let dir = run.job_dir.as_deref();
+    let Some(how) = detach::wanted(run) else {
+        return run_here(new(home, kind, given, dir)?, run, out);
+    };
+    match detach::start_new(kind, given, dir)? {
+        Ok(job) => how.show(job, out),
+        // It has said why.
+        Err(exit) => Ok(exit),
     }
-    if run.tui && top::can_show() {
-        let job = ready.job.clone();
-        detach::start(ready)?;
-        return top::watched(&job);
-    }
+}
+
+/// Describes and prepares a new job.
+pub(crate) fn new(
+    home: &Home,
+    kind: JobType,
+    given: Given,
+    dir: Option<&Path>,
+) -> anyhow::Result<Ready> {
+    let new = described(home, kind, given, dir)?;
+    checks::check_workers(&new.spec)?;
+    prepare(home, new, dir)
+}
+
+fn run_here(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let mut ui = Ui::new(&ready.job).resuming(ready.resume);
     let spec = ready.job.spec()?;
     if spec.is_custom_loop() || models::is_python(&spec) {
@@ -132,18 +159,26 @@ fn local_python(kind: JobType, request: &JobRequest) -> anyhow::Result<Option<Jo
 }
 
 /// The new job that the user describes, completed with defaults.
-pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
+pub(crate) fn described(
+    home: &Home,
+    kind: JobType,
+    given: Given,
+    dir: Option<&Path>,
+) -> anyhow::Result<New> {
     let original = config::job(kind, given.clone())?;
     let mut spec = original.clone();
     paths::make_absolute(&mut spec)?;
-    checks::pin_checkpoint(&Home::from_env()?, &mut spec, &given)?;
+    checks::pin_checkpoint(home, &mut spec, &given)?;
     if spec.is_custom_loop() {
-        check_before_script(&spec)?;
+        let place = home.place(&spec.job_name, dir)?;
+        check_before_script(home, &spec, &place)?;
         let forks = fork_server(&spec);
-        let description = custom_loop::describe(&spec, forks.as_ref())?;
+        let draft = home.draft(&spec.job_name, &place)?;
+        let (description, first) =
+            custom_loop::describe(&spec, Some(&place), forks.as_ref(), draft)?;
         description.settle(&mut spec);
         shipped::fill(&mut spec)?;
-        return Ok(New { spec, custom_loop: Some(description), model: None, forks });
+        return Ok(New { spec, custom_loop: Some(description), model: None, forks, first });
     }
     if !models::is_python(&spec) {
         // Checked before the data, because the model decides which data fits.
@@ -154,30 +189,29 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
         spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
         let forks = fork_server(&spec);
         let python::Described { model, spec } = python::describe(&spec, &original, forks.as_ref())?;
-        return Ok(New { spec, custom_loop: None, model: Some(model), forks });
+        return Ok(New { spec, custom_loop: None, model: Some(model), forks, first: None });
     }
-    Ok(New { spec, custom_loop: None, model: None, forks: None })
+    Ok(New { spec, custom_loop: None, model: None, forks: None, first: None })
 }
 
 /// Refuses what is wrong no matter what the script does, before it runs.
-fn check_before_script(spec: &JobSpec) -> anyhow::Result<()> {
+fn check_before_script(home: &Home, spec: &JobSpec, place: &Path) -> anyhow::Result<()> {
     let mut any = spec.clone();
     custom_loop::any_plan().settle(&mut any);
     shipped::fill(&mut any)?;
     any.check().map_err(|invalid| refuse(invalid.to_string()))?;
-    let home = Home::from_env()?;
-    home.check_free(&any.job_name, &home.jobs_dir().join(&any.job_name))
+    home.check_free(&any.job_name, place)
 }
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
 pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
-    let New { mut spec, custom_loop, model, forks } = new;
+    let New { mut spec, custom_loop, model, forks, first } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-    let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
+    let place = home.place(&spec.job_name, dir)?;
     home.check_free(&spec.job_name, &place)?;
     let model = model.as_ref().or(custom_loop.as_ref().map(|description| &description.model));
     let facts = checks::check(&spec, model, None)?;
-    let imported = trained::imported(&spec, &std::path::absolute(&place)?);
+    let imported = trained::imported(&spec, &place);
     if let Some((_, folder)) = &imported {
         spec.checkpoint_dir_for_init = folder.to_string_lossy().into_owned();
     }
@@ -190,9 +224,12 @@ pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Resu
     }
     facts.save_indexes(&job.paths().indexes());
     custom_loop.map_or(Ok(()), |description| description.save(job.dir()))?;
+    // With workers that are started manually, the first one is, too.
+    let first = first.filter(|_| spec.num_workers > 0);
+    first.as_ref().map_or(Ok(()), |first| first.join(&job))?;
     let hold = hold(&job)?;
     announce(&job, &spec, &facts);
-    Ok(Ready { job, hold, resume: false, forks, command: host::entered() })
+    Ok(Ready { job, hold, resume: false, forks, first, command: host::entered() })
 }
 
 /// Locks the job for this process.
@@ -215,12 +252,13 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 
 /// Runs a job to its end in this process.
 pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let Ready { job, hold, resume, forks, command } = ready;
+    let Ready { job, hold, resume, forks, first, command } = ready;
     let runtime = crate::runtime()?;
     let spec = job.spec()?;
     let forks = forks.or_else(|| fork_server(&spec));
     job.write_supervisor(&command)?;
-    let exit = runtime.block_on(supervisor::run(&job, &hold, resume, forks.clone(), &mut ui))?;
+    let run = supervisor::run(&job, &hold, resume, forks.clone(), first, &mut ui);
+    let exit = runtime.block_on(run)?;
     if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
         python::export(&job, &spec, forks.as_ref());
     }

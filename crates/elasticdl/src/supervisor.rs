@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::control;
+use crate::custom_loop::FirstWorker;
 use crate::exit::Exit;
 use crate::fork_server::ForkServer;
 use crate::jobs::{Hold, Job};
@@ -90,13 +91,14 @@ enum Event {
     Tick,
 }
 
-/// Runs the job to its end, and returns how it ended. `forks` starts its Python processes.
-/// The caller keeps the lock on the job until nothing else is written.
+/// Runs the job to its end, and returns how it ended. `forks` starts its Python processes; `first` is
+/// one that runs already. The caller keeps the lock on the job until nothing else is written.
 pub(crate) async fn run(
     job: &Job,
     _hold: &Hold,
     resume: bool,
     forks: Option<ForkServer>,
+    first: Option<FirstWorker>,
     ui: &mut Ui,
 ) -> anyhow::Result<Exit> {
     let spec = job.spec()?;
@@ -106,7 +108,7 @@ pub(crate) async fn run(
         let worker = InstanceId { role: Role::Worker, id: 0 };
         crate::telemetry::start_in(spec.log_level, &job.paths().log(worker))?;
     }
-    let children = Children::new(job.clone(), programs, forks);
+    let children = Children::new(job.clone(), programs, forks, first);
     Supervisor::new(job, spec, children, resume, ui).run().await
 }
 

@@ -123,7 +123,8 @@ impl Ui {
 
     /// The same, and shows what the user's own code prints in these workers.
     pub(crate) fn with_script(mut self, shown: LogToTerminal) -> Self {
-        self.script = self.job.as_ref().map(|job| ScriptOutput::new(job.paths().logs(), shown));
+        let logs = self.job.as_ref().map(|job| job.paths().logs());
+        self.script = logs.map(|logs| ScriptOutput::new(logs, shown, self.is_resuming));
         self
     }
 

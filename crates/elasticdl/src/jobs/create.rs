@@ -2,16 +2,18 @@
 //! Creating and removing job folders: a folder appears complete or not at all, and only its owner can
 //! read it.
 
+use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use edl_core::job_dir::JobDir;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use serde::Serialize;
+use tempfile::TempDir;
 
 use super::{Home, Job};
 use crate::exit::refuse;
@@ -20,22 +22,10 @@ impl Home {
     /// Creates the folder of a new job, with a new key. If it is `dir`, a link leads to it.
     pub(crate) fn create(&self, spec: &JobSpec, dir: Option<&Path>) -> anyhow::Result<Job> {
         let link = self.jobs_dir().join(&spec.job_name);
-        let place = match dir {
-            Some(dir) => std::path::absolute(dir).context("cannot resolve --job_dir")?,
-            None => link.clone(),
-        };
+        let place = self.place(&spec.job_name, dir)?;
         self.check_free(&spec.job_name, &place)?;
-        let parent = place.parent().unwrap_or(Path::new("/"));
-        let unwritable = |error: &dyn std::fmt::Display| {
-            refuse(format!(
-                "cannot create the job folder `{}`: {error}; choose another with --job_dir or \
-                 ELASTICDL_HOME",
-                place.display()
-            ))
-        };
-        for needed in [parent, &self.jobs_dir()] {
-            private_dir(needed, true).map_err(|error| unwritable(&error))?;
-        }
+        let parent = self.parent(&place)?;
+        let unwritable = |error: &dyn Display| unwritable(&place, error);
         let draft = parent.join(format!(".new-{}-{}", spec.job_name, suffix()?));
         let made = fill(&draft, spec).and_then(|()| {
             fs::rename(&draft, &place)
@@ -49,6 +39,30 @@ impl Home {
             symlink(&place, &link).with_context(|| format!("cannot write `{}`", link.display()))?;
         }
         Job::open(&place).with_context(|| format!("`{}` no longer exists", place.display()))
+    }
+
+    /// Where the folder of a job with this name is; `dir` is what the user has chosen.
+    pub(crate) fn place(&self, name: &str, dir: Option<&Path>) -> anyhow::Result<PathBuf> {
+        match dir {
+            Some(dir) => std::path::absolute(dir).context("cannot resolve --job_dir"),
+            None => Ok(self.jobs_dir().join(name)),
+        }
+    }
+
+    /// A hidden folder beside that of a job, for files that become part of it.
+    pub(crate) fn draft(&self, name: &str, place: &Path) -> anyhow::Result<TempDir> {
+        let prefix = format!(".new-{name}-");
+        let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(self.parent(place)?);
+        made.map_err(|error| unwritable(place, &error))
+    }
+
+    /// The folder that the folder of a job is in.
+    fn parent<'a>(&self, place: &'a Path) -> anyhow::Result<&'a Path> {
+        let parent = place.parent().unwrap_or(Path::new("/"));
+        for needed in [parent, &self.jobs_dir()] {
+            private_dir(needed, true).map_err(|error| unwritable(place, &error))?;
+        }
+        Ok(parent)
     }
 
     /// Refuses a name or a folder of another job.
@@ -111,7 +125,7 @@ impl Job {
     /// The job in a folder that all its pods see; created if it does not exist. The description in
     /// it is updated from the ConfigMap.
     pub(crate) fn in_folder(dir: &Path, spec: &JobSpec) -> anyhow::Result<Self> {
-        let unusable = |error: &dyn std::fmt::Display| {
+        let unusable = |error: &dyn Display| {
             refuse(format!(
                 "cannot use the job folder `{}`: {error}; use a --volume that the job can write to",
                 dir.display()
@@ -123,6 +137,14 @@ impl Job {
         written.map_err(|error| unusable(&format_args!("{error:#}")))?;
         Self::open(dir).with_context(|| format!("`{}` no longer exists", dir.display()))
     }
+}
+
+fn unwritable(place: &Path, error: &dyn Display) -> anyhow::Error {
+    refuse(format!(
+        "cannot create the job folder `{}`: {error}; choose another with --job_dir or \
+         ELASTICDL_HOME",
+        place.display()
+    ))
 }
 
 fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {

@@ -265,7 +265,8 @@ async fn described(job: &Job, mut spec: JobSpec) -> anyhow::Result<Result<JobSpe
     tracing::info!("running `{}` up to its first step to find its model", spec.job_command);
     let job = job.clone();
     let described = tokio::task::spawn_blocking(move || {
-        let description = custom_loop::describe(&spec, None)?;
+        // Its process ends here: workers run in pods of their own.
+        let (description, _) = custom_loop::describe(&spec, None, None, tempfile::tempdir()?)?;
         description.settle(&mut spec);
         let indexes = job.paths().indexes();
         checks::check(&spec, Some(&description.model), Some(&indexes))?.save_indexes(&indexes);

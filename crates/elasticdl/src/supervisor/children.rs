@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use edl_core::error::is_disk_full;
-use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Report, Role, WORKER_VARIABLES};
+use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Report, Role};
 use edl_core::pod::Wait;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::millis;
@@ -26,9 +26,10 @@ use super::link::Link;
 use super::out_of_memory::Kills;
 use super::slow::Slowed;
 use super::tasks::Task;
-use crate::fork_server::{ForkServer, Forked, Program, how_it_ended};
+use crate::custom_loop::{self, FIRST_WORKER, FirstWorker};
+use crate::fork_server::{ForkServer, Program, Started, how_it_ended};
 use crate::jobs::Job;
-use crate::{custom_loop, host, models, python, signals, stacks};
+use crate::{host, models, python, signals, stacks};
 
 /// How long a child has to log its stack before it is killed.
 const STACK_GRACE: Duration = Duration::from_millis(200);
@@ -48,6 +49,8 @@ pub(super) struct Children {
     out_of_memory: Kills,
     forks: Option<ForkServer>,
     n_forked: u64,
+    /// Worker 0, until it is to be started.
+    first: Option<FirstWorker>,
 }
 
 /// What happens to a child without an order.
@@ -55,7 +58,7 @@ enum Change {
     /// The process that forks has answered, or cannot fork.
     Forked {
         starting: Box<Starting>,
-        forked: Option<Forked>,
+        forked: Option<Started>,
     },
     Ended(Reaped),
 }
@@ -189,9 +192,22 @@ pub(super) struct Reaped {
 }
 
 impl Children {
-    pub(super) fn new(job: Job, programs: Option<Programs>, forks: Option<ForkServer>) -> Self {
-        let (running, changes) = (BTreeMap::new(), JoinSet::new());
-        Self { job, programs, running, changes, out_of_memory: Kills::watch(), forks, n_forked: 0 }
+    pub(super) fn new(
+        job: Job,
+        programs: Option<Programs>,
+        forks: Option<ForkServer>,
+        first: Option<FirstWorker>,
+    ) -> Self {
+        Self {
+            job,
+            programs,
+            running: BTreeMap::new(),
+            changes: JoinSet::new(),
+            out_of_memory: Kills::watch(),
+            forks,
+            n_forked: 0,
+            first,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -241,6 +257,13 @@ impl Children {
         };
         let normal = if is_spare { priority::normal() } else { None };
         command.envs(normal.map(|normal| (priority::NORMAL_PRIORITY, normal.to_string())));
+        if let Some(first) = self.first.take_if(|_| instance == FIRST_WORKER) {
+            let (process, input) = first.begin(command.as_std());
+            let stdin = std::process::ChildStdin::from(OwnedFd::from(input));
+            let child = Running::new(process.pid(), Some(ChildStdin::from_std(stdin)?), None);
+            self.running.insert(instance, child);
+            return Ok(Some(self.follow(instance, process, normal)));
+        }
         if let Some((stdin, forked)) = self.fork(instance, &command)? {
             self.n_forked += 1;
             let number = self.n_forked;
@@ -266,7 +289,7 @@ impl Children {
         &self,
         instance: InstanceId,
         command: &Command,
-    ) -> io::Result<Option<(ChildStdin, oneshot::Receiver<Forked>)>> {
+    ) -> io::Result<Option<(ChildStdin, oneshot::Receiver<Started>)>> {
         let forks = self.forks.as_ref().filter(|_| instance.role == Role::Worker);
         let Some((forks, program)) = forks.zip(Program::of(command.as_std())) else {
             return Ok(None);
@@ -294,7 +317,7 @@ impl Children {
     }
 
     /// Continues with a child that was to be forked.
-    fn adopt(&mut self, starting: Starting, forked: Option<Forked>) -> Option<ChildEvent> {
+    fn adopt(&mut self, starting: Starting, forked: Option<Started>) -> Option<ChildEvent> {
         let Starting { instance, number, mut command, normal } = starting;
         // A fork that is no longer wanted is dropped, which kills it.
         let child = self.running.get_mut(&instance).filter(|child| child.number == number)?;
@@ -302,7 +325,7 @@ impl Children {
             let reaped = Reaped { instance, pid: 0, how: KILLED, was_asked: false };
             return Some(ChildEvent::Ended(self.reaped(reaped)));
         }
-        let Some(mut forked) = forked else {
+        let Some(forked) = forked else {
             let kill_at = child.kill_at;
             self.running.remove(&instance);
             let launched = self.spawn(instance, &mut command, normal);
@@ -311,17 +334,23 @@ impl Children {
             }
             return Some(ChildEvent::Launched(launch_report(instance, launched.map(Some))));
         };
-        let pid = forked.pid();
-        (child.pid, child.started) = (pid, Instant::now());
+        (child.pid, child.started) = (forked.pid(), Instant::now());
+        let pid = self.follow(instance, forked, normal);
+        Some(ChildEvent::Launched(Report::Started { instance, pid }))
+    }
+
+    /// Waits for the end of a child that runs; `normal` is as for `spawn`.
+    fn follow(&mut self, instance: InstanceId, mut process: Started, normal: Option<i32>) -> u32 {
+        let pid = process.pid();
         self.out_of_memory.forget();
         if let Some(normal) = normal {
             priority::lower(pid, normal);
         }
         self.changes.spawn(async move {
-            let how = forked.wait().await.unwrap_or(Ended::Exit(-1));
+            let how = process.wait().await.unwrap_or(Ended::Exit(-1));
             Change::Ended(Reaped { instance, pid, how, was_asked: false })
         });
-        Some(ChildEvent::Launched(Report::Started { instance, pid }))
+        pid
     }
 
     /// Gives up the children that are not forked yet: the next master does not know of them.
@@ -355,8 +384,7 @@ impl Children {
             Some(_) | None => self.process(programs, instance),
         };
         if instance.role == Role::Worker {
-            let is_unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
-            command.envs(WORKER_VARIABLES.into_iter().filter(is_unset));
+            command.envs(custom_loop::worker_variables());
         }
         command
             .stdin(Stdio::piped())
@@ -585,7 +613,7 @@ mod tests {
             worker_environment: vec![("THREADS", "1".into())],
             custom_loop: None,
         };
-        (root, Children::new(job, Some(programs), None))
+        (root, Children::new(job, Some(programs), None, None))
     }
 
     /// A script that was just written is busy while another test starts a child.

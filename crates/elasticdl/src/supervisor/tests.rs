@@ -31,7 +31,7 @@ async fn a_local_job_survives_its_master() {
     let root = tempfile::tempdir().unwrap();
     let job = local_job(&Home::at(root.path()));
     let mut ui = Ui::new(&job);
-    let children = Children::new(job.clone(), None, None);
+    let children = Children::new(job.clone(), None, None, None);
     let mut supervisor = Supervisor::new(&job, job.spec().unwrap(), children, false, &mut ui);
     let mut tick = tokio::time::interval(TICK);
     let mut was_killed = false;

@@ -22,9 +22,10 @@ pub(super) struct ScriptOutput {
 }
 
 impl ScriptOutput {
-    /// Begins at the ends of the logs. Worker 0 leads until it is known who does.
-    pub(super) fn new(logs: PathBuf, shown: LogToTerminal) -> Self {
-        let files = logs::log_files(&logs).into_iter();
+    /// Begins at the ends of the logs if the job is resumed: the rest is of an earlier run. Worker 0
+    /// leads until it is known who does.
+    pub(super) fn new(logs: PathBuf, shown: LogToTerminal, is_resuming: bool) -> Self {
+        let files = logs::log_files(&logs).into_iter().filter(|_| is_resuming);
         let followed = files.map(|(name, path)| (name, Followed::from_end(&path))).collect();
         let leader = InstanceId { role: Role::Worker, id: 0 }.to_string();
         Self { logs, shown, followed, unshown: BTreeMap::new(), leader }
@@ -94,7 +95,7 @@ mod tests {
         }
 
         fn follow(&self, shown: LogToTerminal) -> ScriptOutput {
-            ScriptOutput::new(self.folder.path().to_owned(), shown)
+            ScriptOutput::new(self.folder.path().to_owned(), shown, true)
         }
     }
 
