@@ -17,7 +17,7 @@ import numpy as np
 
 from elasticdl import _host
 
-_DTYPES = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8"), "U64": np.dtype("<u8")}
+_DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8"}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:

@@ -930,21 +930,24 @@ def is_alone() -> bool:
     return not os.environ.get(_MASTER_ADDR) and not os.environ.get(_DESCRIBE)
 
 
-def _check_same(shapes: dict[str, list[int]]) -> None:
+def _check_same(shapes: dict[str, list[int]], doubles: set[str]) -> None:
     """Rejects a model that the job did not start with."""
     try:
         params = json.loads((_job_dir() / "model.json").read_text())["params"]
     except OSError:
         return  # The job's loop cannot start without it.
     expected = {param["name"]: param["shape"] for param in params}
+    odd = doubles ^ {param["name"] for param in params if param.get("is_double")}
     for name in {**expected, **shapes}:
         ours, theirs = shapes.get(name), expected.get(name)
-        if ours == theirs:
+        if ours == theirs and name not in odd:
             continue
         if ours is None or theirs is None:
             what = f"it has {'no' if ours is None else 'a'} parameter or buffer `{name}`"
-        else:
+        elif ours != theirs:
             what = f"`{name}` has shape {ours} instead of {theirs}"
+        else:
+            what = f"`{name}` is {'' if name in doubles else 'not '}of float64"
         raise RuntimeError(
             f"the model of worker-{os.environ.get(_WORKER_ID, '0')} is not the one that the job "
             f"started with: {what}; the script must build the same model in every worker"
@@ -1023,7 +1026,7 @@ class _Member(_Worker):
     """The same, with other workers."""
 
     def attach(self, model: Any) -> None:
-        _check_same(model.shapes())
+        _check_same(model.shapes(), model.doubles())
         super().attach(model)
 
     def has_succeeded(self) -> bool:

@@ -154,6 +154,10 @@ class FlatModel:
         names = _keras.unique(paths)
         return {name: list(slot.shape) for name, slot in zip(names, self.slots)}
 
+    def doubles(self) -> set[str]:
+        """Returns the names of those of float64: none can be."""
+        return set()
+
     def keep(self) -> None:
         """Makes the current values of the variables those of the vector."""
         for slot in self.slots:

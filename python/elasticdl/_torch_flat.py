@@ -4,9 +4,10 @@
 Trainable and frozen parameters are views into `dense`, so they need no copy. `bind` makes them
 views into another vector, which the training loop writes between passes. The gradient is read from
 autograd's own tensors: accumulating into preset views would be slower, because they would also
-have to be cleared and read. Float buffers (batch norm) are in `state`, a copy of the end of `dense`
-that each pass starts from and may change. In a custom training loop, parameters and buffers can
-also be of 16 bits or on another device; these are copied from and to the vectors.
+have to be cleared and read. Float buffers (batch norm) are in `state`, a copy of the end of each
+part of `dense` that each pass starts from and may change. In a custom training loop, parameters and
+buffers can also be of 64 bits, which are the other part of the vectors, or of 16 bits or on another
+device; the latter two are copied from and to the vectors.
 
 A pass must not change a bound vector. The first pass is compared bitwise: if the module clips or
 normalizes its parameters in `forward`, it gets copies from then on, as if each pass had its own.
@@ -48,22 +49,23 @@ class Flat:
         self.layout = layout
         remote = layout.device_types() - {"cpu"}
         zeros = _pinned_zeros if remote else _aligned_zeros
-        self.dense = self._own = zeros(layout.n_numbers)
-        self.gradient = zeros(layout.n_numbers)
+        self.dense = self._own = zeros(layout.n_places)
+        self.gradient = zeros(layout.n_places)
         dense, gradient = torch.from_numpy(self.dense), torch.from_numpy(self.gradient)
         # Trainable parameters that are views of `dense` and others, with their gradients.
-        self._viewed, self._copied = self._divide(layout.views(gradient), layout.trainable)
-        self._frozen_change = gradient[layout.n_trainable : layout.n_parameters]
-        self._state_change = gradient[layout.n_parameters :]
-        self._state = torch.zeros_like(self._state_change)
+        changes = layout.views(gradient)
+        self._viewed, self._copied = self._divide(changes, layout.trainable)
+        self._frozen_changes = changes[len(layout.trainable) : len(layout.parameters)]
+        self._state_changes = layout.state(gradient)
+        self._states = [torch.zeros_like(change) for change in self._state_changes]
         self._see(dense)
-        layout.move(dense, self._state)
+        layout.move(dense, self._states)
         self._kept = [buffer for buffer in layout.buffers if buffer.kept is not None]
         self.keep()
         self._generators = _generators(module)
         self._devices = [getattr(torch, name, None) for name in sorted(remote)]
         self._trainable = [parameter for _, parameter in layout.trainable]
-        # Changes of non-trainable state.
+        # Changes of non-trainable state, in a module without float64.
         self.changes = self.gradient[layout.n_trainable :]
         self._before: np.ndarray | None = None
         self._versions: list[int] | None = None
@@ -72,7 +74,7 @@ class Flat:
 
     def memory(self) -> np.ndarray | None:
         """Returns a vector to `bind`, or None if passes change their parameters."""
-        return None if self._changes_parameters else _aligned_zeros(self.layout.n_numbers)
+        return None if self._changes_parameters else _aligned_zeros(self.layout.n_places)
 
     def bind(self, dense: np.ndarray) -> None:
         """Makes the parameters views into `dense`."""
@@ -89,7 +91,7 @@ class Flat:
         """Finds the values of all parameters and buffers in `dense`."""
         values = self._divide(self.layout.views(dense), self.layout.parameters)
         self._viewed_values, self._copied_values = values
-        self._dense_state = dense[self.layout.n_parameters :]
+        self._dense_states = self.layout.state(dense)
 
     def _divide(
         self, views: list[torch.Tensor], named: list[tuple[str, nn.Parameter]]
@@ -129,7 +131,8 @@ class Flat:
 
     def reset(self) -> None:
         """Resets the buffers to the values that a pass starts from."""
-        self._state.copy_(self._dense_state)
+        for state, value in zip(self._states, self._dense_states):
+            state.copy_(value)
         for buffer in self._kept:
             buffer.read()
         for constant in self.layout.constants:
@@ -151,7 +154,8 @@ class Flat:
 
     def give_gradients(self) -> None:
         """Sets the gradients of the parameters from `gradient`, and adds its changes to buffers."""
-        self._dense_state.add_(self._state_change)
+        for value, change in zip(self._dense_states, self._state_changes):
+            value.add_(change)
         self.reset()
         for parameter, gradient in self._viewed:
             parameter.grad = gradient
@@ -169,7 +173,8 @@ class Flat:
                 view.copy_(parameter)
         for buffer in self.layout.buffers:
             buffer.take_back()
-        self._dense_state.copy_(self._state)
+        for value, state in zip(self._dense_states, self._states):
+            value.copy_(state)
 
     def reseed(self, seed: int) -> None:
         """Seeds all random number generators for a pass."""
@@ -190,8 +195,10 @@ class Flat:
         self.check_constants()
         for buffer in self.layout.buffers:
             buffer.take_back()
-        self._frozen_change.zero_()
-        torch.sub(self._state, self._dense_state, out=self._state_change)
+        if self._frozen_changes:
+            torch._foreach_zero_(self._frozen_changes)
+        for state, value, change in zip(self._states, self._dense_states, self._state_changes):
+            torch.sub(state, value, out=change)
 
     def take_gradients(self) -> list[torch.Tensor]:
         """Returns and clears the gradient of each trainable parameter, all of them views."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of a module's parameters and buffers in one flat vector of float32.
 
-A 16-bit number travels as the float32 of the same value.
+A 16-bit number travels as the float32 of the same value, and a 64-bit one in the places of two.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from elasticdl._zoo import ZooError
 
 # What a custom training loop can train.
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check(module: nn.Module) -> None:
@@ -44,6 +45,9 @@ def check_loop(module: nn.Module) -> None:
 class Layout:
     """The flat vector: trainable parameters, then frozen ones, then float buffers.
 
+    It has two such parts if some of them are of float64. These are in the first part, where each
+    number takes two places of the vector.
+
     Tied parameters appear once, under their first name. The batch counters of normalization layers
     are part of the vector, as floats. Other integer buffers and non-persistent buffers are not;
     they are `constants`.
@@ -63,38 +67,70 @@ class Layout:
         for buffer in _buffers(module):
             (self.buffers if buffer.is_state() else self.constants).append(buffer)
         self.n_trainable = sum(p.numel() for _, p in self.trainable)
-        self.n_parameters = sum(p.numel() for _, p in self.parameters)
-        self._shapes = [p.shape for _, p in self.parameters]
-        self._shapes += [buffer.tensor.shape for buffer in self.buffers]
+        tensors = self._tensors()
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._is_double = [tensor.dtype == torch.float64 for tensor in tensors]
+        lengths = [shape.numel() for shape in self._shapes]
+        self._n_double = 2 * sum(n for n, is_double in zip(lengths, self._is_double) if is_double)
         # The length of the vector.
-        self.n_numbers = sum(shape.numel() for shape in self._shapes)
+        self.n_places = sum(lengths) + self._n_double // 2
         self._places = list(_places(module))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
+
+    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the numbers of each part of a flat vector."""
+        if not any(self._is_double):
+            return [flat]
+        # Each of them has a storage: torch.save rejects storages that hold numbers of two types.
+        doubles, singles = np.split(flat.numpy(), [self._n_double])
+        return [torch.from_numpy(doubles.view(np.float64)), torch.from_numpy(singles)]
+
+    def _shaped(self, parts: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
+        """Splits parts, which begin with the tensor number `first`, into shaped views."""
+        starts = [0] * len(parts)
+        views = []
+        for shape, is_double in zip(self._shapes[first:], self._is_double[first:]):
+            part = 0 if is_double else -1
+            end = starts[part] + shape.numel()
+            views.append(parts[part][starts[part] : end].view(shape))
+            starts[part] = end
+        return views
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Splits a flat vector into shaped views."""
-        if not self._shapes:
-            return []
-        pieces = flat.split([shape.numel() for shape in self._shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes)]
+        return self._shaped(self._parts(flat))
+
+    def state(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the numbers of the buffers in each part of a flat vector."""
+        parts = self._parts(flat)
+        starts = [0] * len(parts)
+        for (_, parameter), is_double in zip(self.parameters, self._is_double):
+            starts[0 if is_double else -1] += parameter.numel()
+        return [part[start:] for part, start in zip(parts, starts)]
 
     def device_types(self) -> set[str]:
         """Returns the types of the devices that the module is on."""
-        tensors = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
-        return {tensor.device.type for tensor in tensors}
+        return {tensor.device.type for tensor in self._tensors()}
 
     def not_float32(self) -> str | None:
-        """Returns the name and type of something that training changes and that is not float32."""
+        """Returns the name and type of something of which the job cannot take steps, because it is
+        not float32. A frozen parameter can have 16 bits.
+        """
         named: list[tuple[str, torch.Tensor]] = [*self.trainable]
+        named += [(name, p) for name, p in self.parameters if p.dtype == torch.float64]
         named += [(buffer.path, buffer.tensor) for buffer in self.buffers if not buffer.is_counter]
         odd = [(name, tensor) for name, tensor in named if tensor.dtype != torch.float32]
         return f"`{odd[0][0]}` is {_dtype(odd[0][1])}" if odd else None
 
     def is_view(self, tensor: torch.Tensor) -> bool:
         """Whether it can be a view of the vector."""
-        is_there = tensor.device.type == "cpu" and tensor.dtype == torch.float32
+        is_wide = tensor.dtype in (torch.float32, torch.float64)
+        is_there = tensor.device.type == "cpu" and is_wide
         return is_there and (not self._keeps_strides or tensor.is_contiguous())
 
-    def move(self, dense: torch.Tensor, state: torch.Tensor) -> None:
+    def move(self, dense: torch.Tensor, state: list[torch.Tensor]) -> None:
         """Copies all values to `dense` and its buffers to `state`, and makes what can be views."""
         with torch.no_grad():
             for (_, parameter), view in zip(self.parameters, self.views(dense)):
@@ -102,26 +138,28 @@ class Layout:
                 if self.is_view(parameter):
                     parameter.data = view
                 parameter.grad = None
-            buffers = self.buffers
-            pieces = state.split([b.tensor.numel() for b in buffers]) if buffers else []
-            for buffer, piece in zip(buffers, pieces):
-                view = piece.view(buffer.tensor.shape)
+            for buffer, view in zip(self.buffers, self._shaped(state, len(self.parameters))):
                 view.copy_(buffer.tensor)
                 if self.is_view(buffer.tensor):
                     buffer.put(view)
                 else:
                     buffer.kept = view
-            dense[self.n_parameters :].copy_(state)
+            for part, values in zip(self.state(dense), state):
+                part.copy_(values)
 
     def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
         """Returns the entries of the model's spec."""
         names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
         rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
         rules += ["moving_average"] * (len(names) - len(rules))
-        return [
+        entries = [
             {"name": name, "shape": list(shape), "init": "given", "rule": rule}
             for name, shape, rule in zip(names, self._shapes, rules)
         ]
+        doubles = [entry for entry, is_double in zip(entries, self._is_double) if is_double]
+        for entry in doubles:
+            entry["is_double"] = True
+        return doubles + [entry for entry in entries if "is_double" not in entry]
 
     def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
         """Returns the module's state dict with the values of `dense`; tied weights stay tied."""

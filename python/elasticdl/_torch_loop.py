@@ -174,6 +174,11 @@ class LoopModel:
         params = self._flat.layout.spec(lambda _: False)
         return {param["name"]: param["shape"] for param in params}
 
+    def doubles(self) -> set[str]:
+        """Returns the names of all parameters and buffers of float64."""
+        params = self._flat.layout.spec(lambda _: False)
+        return {param["name"] for param in params if "is_double" in param}
+
     def keep(self) -> None:
         """Makes the current values of the module its initial values, as after `load_state_dict`."""
         self._flat.layout.check_kept()

@@ -113,10 +113,9 @@ class Seen(Callback):
 def plain(precision: str = "32-true") -> nn.Module:
     """Trains without a job, on the same lanes."""
     _torch_flat.make_repeatable(1)
-    module = Classifier()
-    x = X
-    if precision == "bf16-true":
-        module, x = module.bfloat16(), X.bfloat16()
+    dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision, torch.float32)
+    sums = torch.promote_types(dtype, torch.float32)
+    module, x = Classifier().to(dtype), X.to(dtype)
     is_mixed = precision == "16-mixed"
     scaler = torch.amp.GradScaler("cpu", enabled=is_mixed)
     trained = [*module.net.parameters()]
@@ -132,7 +131,7 @@ def plain(precision: str = "32-true") -> nn.Module:
                 with torch.autocast("cpu", torch.half, enabled=is_mixed, cache_enabled=False):
                     loss = nn.functional.cross_entropy(module.net(x[a:b]), Y[a:b])
                 scaler.scale(loss).backward()
-                lane = [parameter.grad.float() * (b - a) for parameter in trained]
+                lane = [parameter.grad.to(sums) * (b - a) for parameter in trained]
                 total = lane if total is None else [one + two for one, two in zip(total, lane)]
             for parameter, gradient in zip(trained, total):
                 parameter.grad = (gradient / (end - first)).to(parameter.dtype)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script that takes its own optimizer steps, as jobs and the test run it.
 
-It has two optimizers, one of them unknown to the job and with groups of different rates, two
-schedulers, one of them by the loss, gradient clipping, weight clipping and an average.
+Its model has parameters of float32, and parameters and buffers of float64. It has two optimizers,
+one of them unknown to the job and with groups of different rates, two schedulers, one of them by
+the loss, gradient clipping, weight clipping and an average.
 """
 
 from __future__ import annotations
@@ -45,12 +46,21 @@ class SignDescent(torch.optim.Optimizer):
                 state["m"].lerp_(parameter.grad, 1 - beta_2)
 
 
+class Model(nn.Sequential):
+    def __init__(self) -> None:
+        body = nn.Linear(6, 5)
+        super().__init__(body, nn.BatchNorm1d(5).double(), nn.Linear(5, 2).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[2](self[1](self[0](x).double()))
+
+
 class Training:
     """Everything that a step changes."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+        self.model = Model()
         body = [{"params": self.model[0].parameters(), "lr": 0.01}]
         body.append({"params": self.model[1].parameters()})
         head = self.model[2].parameters()
@@ -65,7 +75,7 @@ class Training:
     def backward(self, records: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.cross_entropy(self.model(X[records]), Y[records])
         loss.backward()
-        return loss.detach()
+        return loss.detach().float()
 
     def step(self, loss: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
@@ -82,8 +92,11 @@ class Training:
         return _state.dump({**states, "model": self.model.state_dict()})
 
 
-def plain(seeds: dict[int, int]) -> Training:
-    """Trains without a job, on the same lanes, and with the same random numbers in each step."""
+def plain(seeds: dict[int, int], adds_in: torch.dtype | None = None) -> Training:
+    """Trains without a job, on the same lanes, and with the same random numbers in each step.
+
+    Gradients are added in their own type, unless there is another one.
+    """
     torch.set_num_threads(1)
     training = Training()
     model = training.model
@@ -100,12 +113,12 @@ def plain(seeds: dict[int, int]) -> Training:
             loss = training.backward(lane)
             changes = [buffer - value for buffer, value in zip(floats, before)]
             parts = [*(parameter.grad for parameter in model.parameters()), *changes, loss]
-            values.append([part * BATCH for part in parts])
+            values.append([part.to(adds_in or part.dtype) * BATCH for part in parts])
         a, b, c, d = values
         means = [((w + x) + (y + z)) / len(lanes.view(-1)) for w, x, y, z in zip(a, b, c, d)]
         loss = means.pop()
         for parameter, mean in zip(model.parameters(), means):
-            parameter.grad = mean
+            parameter.grad = mean.to(parameter.dtype)
         for buffer, value, mean in zip(floats, before, means[-len(floats) :]):
             buffer.copy_(value + mean)
         model[1].num_batches_tracked.fill_(step + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script whose model has parameters of three types, as jobs and the test run it.
+"""A script whose model has parameters of four types, as jobs and the test run it.
 
 The model `parts` is compiled; it has tied, frozen, parametrized and once lazy layers, buffers that
 a pass changes and buffers that it does not, autocast, and a block with dropout that is computed
@@ -34,7 +34,7 @@ class Parts(nn.Module):
         self.words = nn.Embedding(N_WORDS, 8)
         self.short = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.25), nn.Tanh()).bfloat16()
         self.norm = nn.BatchNorm1d(8)
-        self.fine = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.fine = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).double()
         self.normed = parametrizations.weight_norm(nn.Linear(8, 8))
         self.lazy = nn.LazyLinear(8)
         self.lazy(torch.zeros(1, 8))
@@ -51,7 +51,7 @@ class Parts(nn.Module):
         x = self.norm(x)[:, self.order]
         with torch.no_grad():
             self.largest.lerp_(x.amax(0).bfloat16(), 0.25)
-        x = x + self.fine(x).float() * self.mask
+        x = x + self.fine(x.double()).float() * self.mask
         with torch.autocast("cpu", dtype=torch.bfloat16):
             x = x + self.lazy(torch.relu(self.normed(x)))
         return self.head(x + self.frozen(x.half()).float() + self.largest.float())
@@ -67,14 +67,14 @@ class Distant(nn.Module):
         self.words = nn.Embedding(N_WORDS, 8)
         self.norm = nn.BatchNorm1d(8)
         self.short = nn.Linear(8, 8).bfloat16()
-        self.fine = nn.Linear(8, 8)
+        self.fine = nn.Linear(8, 8).double()
         self.head = nn.Linear(8, N_WORDS)
         self.to(torch_device.NAME)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.words(x.to(self.words.weight.device)).mean(1))
         x = torch.tanh(self.short(x.bfloat16()).float())
-        return self.head(x + self.fine(x).float()).cpu()
+        return self.head(x + self.fine(x.double()).float()).cpu()
 
 
 class Training:
@@ -102,7 +102,8 @@ class Training:
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the numbers that are added up."""
-    return tensor.detach().cpu().float()
+    numbers = tensor.detach().cpu()
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
 def train_plainly(kind: str, seeds: dict[str, int]) -> bytes:

@@ -656,7 +656,7 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path):
     done = describe(tmp_path, "job = elasticdl.init(model.to(torch.complex64), optimizer)")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "is complex64, but parameters must be float32, bfloat16" in done.stderr
+    assert "is complex64, but parameters must be float32, float64" in done.stderr
 
 
 @pytest.mark.parametrize(

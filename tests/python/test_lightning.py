@@ -72,7 +72,7 @@ def test_a_trainer_has_the_bits_of_one_process_after_a_kill(
     assert names == {"epoch=1-step=8.ckpt", "epoch=1-step=12.ckpt"}, "no step is trained again"
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-true", "64-true"])
 def test_a_trainer_has_the_bits_of_one_process_with_16_bits(
     cluster: Cluster, tmp_path: Path, precision: str
 ) -> None:

@@ -430,10 +430,11 @@ def test_a_gradient_that_the_job_applies_cannot_be_clipped():
         ([("weight", [1, 2]), ("bias", [2])], "`bias` has shape \\[1\\] instead of \\[2\\]"),
         ([("weight", [1, 2])], "it has a parameter or buffer `bias`"),
         ([("weight", [1, 2]), ("bias", [1]), ("scale", [1])], "it has no .* `scale`"),
+        ([("bias", [1], True), ("weight", [1, 2])], "`bias` is not of float64"),
     ],
 )
 def test_a_model_that_differs_from_that_of_the_job_is_named(tmp_path, params, what):
-    params = [{"name": name, "shape": shape} for name, shape in params]
+    params = [dict(zip(("name", "shape", "is_double"), param)) for param in params]
     (tmp_path / "model.json").write_text(json.dumps({"params": params}))
     job, _, _ = started()
     with pytest.raises(RuntimeError, match=f"worker-0 is not the one .* started with: {what}"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 
 import pytest
 
@@ -27,6 +28,7 @@ def worker(monkeypatch, become_worker):
     become_worker(FakeLoop)
     monkeypatch.setattr(FakeLoop, "asked", {})
     monkeypatch.setattr(FakeLoop, "load", {})
+    monkeypatch.setattr(FakeLoop, "n_double", 0)
 
 
 class Mixed(nn.Module):
@@ -73,7 +75,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, call=nn.Module.__c
     return model, optimizer
 
 
-def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer):
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers that are added up."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, wide=wide):
     """Trains without a job, on the same lanes."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
@@ -87,15 +94,15 @@ def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer):
             model.zero_grad()
             torch.manual_seed((100 * number + index) ^ _OF_PASS)
             loss_of(model, DATA[lane]).backward()
-            gradients = [parameter.grad.float() for parameter in trained]
-            changes = [new.float() - old.float() for new, old in zip(floats, before)]
+            gradients = [wide(parameter.grad) for parameter in trained]
+            changes = [wide(new) - wide(old) for new, old in zip(floats, before)]
             parts = [part * len(lane) for part in gradients + changes]
             sums = parts if sums is None else [a + b for a, b in zip(sums, parts)]
         means = [total / n_records for total in sums]
         for parameter, mean in zip(trained, means):
             parameter.grad = mean.to(parameter.dtype)
         for buffer, old, mean in zip(floats, before, means[len(trained) :]):
-            buffer.copy_((old.float() + mean).to(buffer.dtype))
+            buffer.copy_((wide(old) + mean).to(buffer.dtype))
         for buffer in model.buffers():
             if buffer.dtype == torch.int64 and buffer.dim() == 0:
                 buffer.fill_(number + 1)
@@ -124,6 +131,43 @@ def test_layers_of_different_types_are_trained_as_without_a_job():
     model = trained_equally(Mixed)
     assert {p.dtype for p in model.parameters()} == {torch.float32, torch.bfloat16, torch.float16}
     assert model.largest.dtype == torch.bfloat16 and model.largest.any()
+
+
+class Doubles(nn.Module):
+    """Parameters and buffers of float64 between others, trainable and frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Linear(3, 5)
+        self.wide = nn.Linear(5, 7).double()
+        self.norm = nn.BatchNorm1d(7).double()
+        self.frozen = nn.Linear(7, 7).double().requires_grad_(False)
+        self.short = nn.Linear(7, 3).bfloat16()
+        self.last = nn.Linear(3, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = self.first.weight.dtype
+        x = self.frozen(torch.tanh(self.norm(self.wide(self.first(x.to(dtype)).double()))))
+        return self.last(torch.tanh(self.short(x.to(self.short.weight.dtype))).double())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_parameters_of_64_bits_are_trained_as_without_a_job(is_whole, monkeypatch):
+    def make() -> nn.Module:
+        return Doubles().double() if is_whole else Doubles()
+
+    first = make().state_dict()
+    n_places = sum(2 * value.numel() for value in first.values() if value.dtype == torch.float64)
+    monkeypatch.setattr(FakeLoop, "n_double", n_places)
+    trained = trained_equally(make).state_dict()
+    torch.save(trained, io.BytesIO())
+    changed = {name for name, value in trained.items() if not torch.equal(value, first[name])}
+    assert changed > {"first.weight", "wide.weight", "norm.running_var", "last.weight"}
+    assert changed.isdisjoint({"frozen.weight", "frozen.bias"})
+    rounded = make()
+    train_plainly(rounded, optimizer_of(rounded), torch.Tensor.float)
+    assert not torch.equal(rounded.wide.weight, trained["wide.weight"]), "32 bits are too few"
 
 
 def test_strides_of_parameters_are_kept():
@@ -265,7 +309,6 @@ def aliased() -> nn.Module:
         ),
         (aliased, "`0.weight` and `1.weight` share memory, but are different objects"),
         (lambda: nn.Linear(2, 1).to(torch.float8_e4m3fn), "`weight` is float8_e4m3fn, but param"),
-        (lambda: nn.Linear(2, 1).double(), "`weight` is float64, but parameters must be float32, "),
     ],
 )
 def test_models_that_cannot_be_trained_are_refused_by_name(make, sentence):
@@ -273,13 +316,16 @@ def test_models_that_cannot_be_trained_are_refused_by_name(make, sentence):
         elasticdl.init(make())
 
 
-def test_the_job_takes_no_steps_of_16_bits():
-    model = nn.Linear(3, 1).bfloat16()
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_the_job_only_takes_steps_of_32_bits(dtype):
+    model = nn.Linear(3, 1).to(getattr(torch, dtype))
     job = elasticdl.init(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    sentence = r"`weight` is bfloat16, but the job can only take .* \(--step=python"
+    sentence = rf"`weight` is {dtype}, but the job can only take .* \(--step=python"
     with pytest.raises(ZooError, match=sentence):
         job._model.spec()
-    # What training does not change does not matter.
+
+
+def test_frozen_parameters_of_16_bits_do_not_matter_to_the_job():
     frozen = nn.Sequential(nn.Linear(3, 3).bfloat16().requires_grad_(False), nn.Linear(3, 1))
     job = elasticdl.init(frozen, torch.optim.SGD(frozen[1].parameters(), lr=0.1))
     job._model.plan(4, 1)

@@ -85,6 +85,8 @@ class FakeLoop:
     is_idle = False
     # The lanes of a last step that is not taken.
     skipped: list[list[int]] = []
+    # Places at the start of vectors that hold numbers of 64 bits.
+    n_double = 0
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -94,6 +96,10 @@ class FakeLoop:
 
     def attach(self, dense: np.ndarray, gradient: np.ndarray) -> None:
         self.dense, self.gradient = dense, gradient
+
+    def parts(self, vector: np.ndarray) -> list[np.ndarray]:
+        """Returns the numbers of 64 and of 32 bits in a vector."""
+        return [vector[: self.n_double].view(np.float64), vector[self.n_double :]]
 
     def play(self):
         """Asks as the job asks; each yield returns when it is answered."""
@@ -113,11 +119,14 @@ class FakeLoop:
                 yield np.array(records, np.uint64), 100 * number + lane, number, lane == 0
                 assert self.answer == "computed"
                 with np.errstate(over="ignore"):
-                    total += self.gradient * np.float32(len(records))
+                    for part, numbers in zip(self.parts(total), self.parts(self.gradient)):
+                        part += numbers * np.float32(len(records))
             if self.is_idle:
                 total[:] = 0.5
             self.dense[:] = dense
-            self.gradient[:] = total / np.float32(sum(map(len, lanes)))
+            for part in self.parts(total):
+                part /= np.float32(sum(map(len, lanes)))
+            self.gradient[:] = total
             yield "step", (1000 + number, 0.5 * number), number, True
             assert self.answer == "stepped"
             dense = self.dense.copy()

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import own_step_script  # noqa: E402
 from conftest import LIMIT, Cluster  # noqa: E402
 from elasticdl import _state  # noqa: E402
+from elasticdl._export import read_safetensors  # noqa: E402
 
 SCRIPT = own_step_script.__file__
 LANES = f"--lanes={own_step_script.N_LANES}"
@@ -28,21 +29,31 @@ def command(folder: Path, n_workers: int, loop: str = "flat", kills: tuple[int, 
     return ["run", *workers, LANES, f"--job_name={folder.name}", *words]
 
 
-def check(cluster: Cluster, folder: Path) -> None:
-    """The job has the bits of a loop without a job, in its workers and in its export."""
+def check(cluster: Cluster, folder: Path) -> dict[int, int]:
+    """The job has the bits of a loop without a job, in its workers and in its export; returns the
+    seeds of its steps.
+    """
     cluster.run("audit", folder.name)
     lines = {line for path in folder.glob("seeds-*") for line in path.read_text().splitlines()}
     seeds = [tuple(map(int, line.split())) for line in lines]
     assert len(seeds) == own_step_script.N_STEPS, "those of a step are the same in all workers"
-    expected = own_step_script.plain(dict(seeds))
+    seeds = dict(seeds)
+    expected = own_step_script.plain(seeds)
     ends = [path.read_bytes() for path in folder.glob("end-*")]
     states = _state.parse(expected.dump())
     for end in ends:
         for name, state in _state.parse(end).items():
             assert _state.dump({"": state}) == _state.dump({"": states[name]}), name
     assert ends
-    exported = torch.load(cluster.job(folder.name) / "output" / "model.pt")
+    output = cluster.job(folder.name) / "output"
+    exported = torch.load(output / "model.pt")
     assert _state.dump({"": dict(exported)}) == _state.dump({"": states["model"]})
+    tensors = read_safetensors(output / "model.safetensors")
+    for name, value in states["model"].items():
+        found = torch.tensor(tensors[name])
+        assert torch.equal(found.to(value.dtype), value), name
+        assert found.dtype == value.dtype or value.dtype == torch.int64, name
+    return seeds
 
 
 def without_job(folder: Path, loop: str = "flat") -> bytes:
@@ -64,7 +75,10 @@ def joined(folder: Path) -> list[int]:
 def test_workers_that_are_killed_in_a_step_change_no_bit(cluster: Cluster, tmp_path: Path) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     cluster.run(*command(alone, 1))
-    check(cluster, alone)
+    seeds = check(cluster, alone)
+    rounded = own_step_script.plain(seeds, adds_in=torch.float32).model
+    exported = torch.load(cluster.job("alone") / "output" / "model.pt")
+    assert not torch.equal(rounded[2].weight, exported["2.weight"]), "sums have 64 bits"
     (end,) = alone.glob("end-*")
     assert without_job(tmp_path / "without") == end.read_bytes()
     kills = (10, 11)

@@ -30,6 +30,10 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     pub init: Init,
     pub rule: Rule,
+    /// Its numbers have 64 bits, and each takes two places of the flat parameter vector. Such
+    /// parameters come before all others, so that every number is at an even place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_double: bool,
 }
 
 /// How a parameter server changes a parameter.
@@ -102,9 +106,21 @@ pub fn unlabelled(fields: &[FieldSpec]) -> Vec<FieldSpec> {
 }
 
 impl ParamSpec {
+    /// A parameter of single precision.
+    #[must_use]
+    pub fn new(name: &str, shape: Vec<usize>, init: Init, rule: Rule) -> Self {
+        Self { name: name.into(), shape, init, rule, is_double: false }
+    }
+
+    #[must_use]
+    pub fn n_numbers(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Its places in the flat parameter vector.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        self.n_numbers() * if self.is_double { 2 } else { 1 }
     }
 
     #[must_use]
@@ -118,9 +134,22 @@ impl ModelSpec {
     pub fn check(&self) -> Result<(), String> {
         let mut names: Vec<&str> = self.metrics.iter().map(|m| m.name.as_str()).collect();
         names.sort_unstable();
-        match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(format!("two metrics are named `{}`; rename one", pair[0])),
-            None => Ok(()),
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two metrics are named `{}`; rename one", pair[0]));
+        }
+        let Some(double) = self.params.iter().find(|param| param.is_double) else { return Ok(()) };
+        if !self.optimizer.is_script() {
+            return Err(format!(
+                "parameter `{}` is float64, which only optimizer steps in Python can change \
+                 (--step=python)",
+                double.name
+            ));
+        }
+        let is_in_order = self.params.is_sorted_by_key(|param| !param.is_double);
+        let mut doubles = self.params.iter().filter(|param| param.is_double);
+        match is_in_order && doubles.all(|param| param.init == Init::Given) {
+            true => Ok(()),
+            false => Err("float64 parameters must be the first ones, with given values".into()),
         }
     }
 
@@ -142,11 +171,18 @@ impl ModelSpec {
     pub fn dense_len(&self) -> usize {
         self.params.iter().map(ParamSpec::len).sum()
     }
+
+    /// The first places of the flat vector, which hold numbers of 64 bits.
+    #[must_use]
+    pub fn n_double_places(&self) -> usize {
+        self.params.iter().filter(|param| param.is_double).map(ParamSpec::len).sum()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::OptimizerKind;
 
     #[test]
     fn a_model_that_no_job_could_train_or_measure_is_rejected() {
@@ -165,5 +201,33 @@ mod tests {
         assert!(model.brings_first_values());
         model.metrics.push(Metric::loss());
         assert!(model.check().unwrap_err().contains("two metrics are named `loss`"));
+    }
+
+    #[test]
+    fn float64_parameters_come_first_and_only_a_script_changes_them() {
+        let param = |name, init, is_double| ParamSpec {
+            is_double,
+            ..ParamSpec::new(name, vec![3], init, Rule::Trainable { decay: false })
+        };
+        let mut model = ModelSpec {
+            name: "m".into(),
+            params: vec![param("wide", Init::Given, true), param("w", Init::Given, false)],
+            tables: Vec::new(),
+            inputs: Vec::new(),
+            metrics: Vec::new(),
+            optimizer: OptimizerSpec::sgd(0.1),
+        };
+        assert_eq!((model.dense_len(), model.n_double_places()), (9, 6));
+        assert!(model.check().unwrap_err().contains("`wide` is float64, which only optimizer st"));
+        model.optimizer.kind = OptimizerKind::Script { nonfinite: false };
+        assert_eq!(model.check(), Ok(()));
+        model.params.reverse();
+        assert!(model.check().unwrap_err().contains("must be the first ones"));
+        model.params = vec![param("wide", Init::Constant(0.0), true)];
+        assert!(model.check().unwrap_err().contains("with given values"));
+        // Builds without such parameters read and write the same descriptions.
+        let text = serde_json::to_string(&param("w", Init::Given, false)).unwrap();
+        assert!(!text.contains("double"), "{text}");
+        assert_eq!(serde_json::from_str::<ParamSpec>(&text).unwrap().len(), 3);
     }
 }

@@ -222,7 +222,7 @@ fn model() -> ModelSpec {
     let rule = Rule::Trainable { decay: true };
     ModelSpec {
         name: "seed".into(),
-        params: vec![ParamSpec { name: "w".into(), shape: vec![2, 3], init, rule }],
+        params: vec![ParamSpec::new("w", vec![2, 3], init, rule)],
         tables: vec![TableSpec { name: "t".into(), dim: 2, init }],
         inputs: Vec::new(),
         metrics: Vec::new(),

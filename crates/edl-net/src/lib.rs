@@ -28,7 +28,7 @@ pub mod wire;
 use self::by_name::ByName;
 
 /// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
-pub const CONTROL_PROTOCOL: u32 = 6;
+pub const CONTROL_PROTOCOL: u32 = 7;
 
 /// Longest message of the control plane. None grows with the data; the applied sets of thousands of
 /// partitions, with thousands of workers in between, come in one.

@@ -94,6 +94,9 @@ pub enum Dtype {
     F32,
     /// Lanes and the mean are rounded to 16 bits; sums are `f32`.
     Bf16,
+    /// As many places at the start, in all nodes and in the mean, hold numbers of 64 bits, which are
+    /// added as such; the others are `f32`.
+    F64First(usize),
 }
 
 /// The points of a sum, in order. Each is reached once, by every member.
@@ -370,7 +373,8 @@ impl Mesh {
     /// length; they are spent afterwards.
     ///
     /// # Panics
-    /// If no world was entered, or `buffers` was not called for this sum.
+    /// If no world was entered, or `buffers` was not called for this sum, or a number of 64 bits has
+    /// no place.
     pub fn all_reduce(
         &mut self,
         step: u64,

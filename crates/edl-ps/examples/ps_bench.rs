@@ -114,12 +114,7 @@ fn model(dense: usize) -> ModelSpec {
     let init = Init::Uniform { low: -0.05, high: 0.05 };
     ModelSpec {
         name: "bench".into(),
-        params: vec![ParamSpec {
-            name: "w".into(),
-            shape: vec![dense],
-            init,
-            rule: Rule::Trainable { decay: false },
-        }],
+        params: vec![ParamSpec::new("w", vec![dense], init, Rule::Trainable { decay: false })],
         tables: vec![TableSpec { name: "ids".into(), dim: DIM, init }],
         inputs: Vec::new(),
         metrics: Vec::new(),

@@ -50,7 +50,7 @@ impl Model {
         let spec = scenario.spec.clone();
         let init = Init::Constant(0.0);
         let rule = Rule::Trainable { decay: false };
-        let dense = ParamSpec { name: "dense".into(), shape: vec![DENSE_LEN], init, rule };
+        let dense = ParamSpec::new("dense", vec![DENSE_LEN], init, rule);
         let rows = TableSpec { name: "rows".into(), dim: DIMS[0], init };
         let model = ModelSpec {
             name: "counter".into(),

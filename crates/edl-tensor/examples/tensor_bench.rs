@@ -27,8 +27,7 @@ fn main() {
     let kind = OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad: false };
     let optimizer = OptimizerSpec::new(kind, 0.001);
     let rule = Rule::Trainable { decay: false };
-    let weights =
-        ParamSpec { name: "w".into(), shape: vec![DENSE_LEN], init: Init::Constant(0.1), rule };
+    let weights = ParamSpec::new("w", vec![DENSE_LEN], Init::Constant(0.1), rule);
     let rows = TableSpec { name: "rows".into(), dim: DIM, init: Init::Constant(0.0) };
     let model = Arc::new(ModelSpec {
         name: "bench".into(),

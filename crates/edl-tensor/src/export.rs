@@ -14,7 +14,7 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use edl_core::model::ModelSpec;
+use edl_core::model::{ModelSpec, ParamSpec};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub fn export(
     let weights = write_weights(output, &model, &parts, progress)?;
     let mut all = known;
     all.extend(metrics.iter().map(|(name, value)| (name.clone(), *value)));
-    let n_params = model.params.iter().map(|param| param.len()).sum();
+    let n_params = model.params.iter().map(|param| param.n_numbers()).sum();
     let n_rows = parts.tables.iter().map(|table| table.len()).sum();
     let card = write_card(output, &Card { job, version, metrics: all, model })?;
     Ok(Exported { weights, card, n_params, n_rows })
@@ -111,6 +111,11 @@ impl Tensor {
     }
 }
 
+/// How the values of a parameter are in the file.
+pub(crate) fn dtype(param: &ParamSpec) -> Dtype {
+    if param.is_double { Dtype::F64 } else { Dtype::F32 }
+}
+
 /// All tensors, in the order of the file: the wider numbers first, as readers map them.
 fn tensors(model: &ModelSpec, parts: &Parts) -> Vec<Tensor> {
     let mut tensors = Vec::new();
@@ -118,7 +123,7 @@ fn tensors(model: &ModelSpec, parts: &Parts) -> Vec<Tensor> {
     for param in &model.params {
         let (name, end) = (param.name.clone(), start + param.len());
         let (shape, source) = (param.shape.clone(), Source::Dense(start..end));
-        tensors.push(Tensor { name, dtype: Dtype::F32, shape, source });
+        tensors.push(Tensor { name, dtype: dtype(param), shape, source });
         start = end;
     }
     for (number, (spec, rows)) in model.tables.iter().zip(&parts.tables).enumerate() {

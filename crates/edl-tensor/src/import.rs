@@ -17,7 +17,7 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use crate::checkpoint::{self, Checkpoint, Manifest, Snapshot, at, commit_manifest, write_file};
-use crate::export::Card;
+use crate::export::{Card, dtype};
 use crate::partition::{Partition, PartitionConfig};
 use crate::table::Slab;
 
@@ -152,14 +152,14 @@ fn read(model: &ModelSpec, tensors: &SafeTensors<'_>, path: &Path) -> Result<Val
             shape: shape.to_vec(),
         })
     };
-    let floats = |name: &str, shape: &[usize]| {
-        let bytes = bytes(name, Dtype::F32, shape)?;
+    let floats = |name: &str, dtype: Dtype, shape: &[usize]| {
+        let bytes = bytes(name, dtype, shape)?;
         Ok::<_, Error>(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
     };
     // Grows with the file: the length that the card states may be any number.
     let mut dense: Vec<f32> = Vec::new();
     for param in &model.params {
-        let values: Vec<f32> = floats(&param.name, &param.shape)?;
+        let values: Vec<f32> = floats(&param.name, dtype(param), &param.shape)?;
         dense.extend(values);
     }
     let mut tables = Vec::new();
@@ -171,7 +171,7 @@ fn read(model: &ModelSpec, tensors: &SafeTensors<'_>, path: &Path) -> Result<Val
         let name = format!("{}.rows", table.name);
         let n_rows = tensors.tensor(&name).ok().and_then(|rows| rows.shape().first().copied());
         let n_rows = n_rows.unwrap_or(0);
-        let rows = floats(&name, &[n_rows, table.dim])?;
+        let rows = floats(&name, Dtype::F32, &[n_rows, table.dim])?;
         if n_ids != n_rows {
             let (path, table) = (path.to_owned(), table.name.clone());
             return Err(Error::Rows { path, table, n_ids, n_rows });

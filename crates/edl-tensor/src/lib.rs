@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod checkpoint;
 pub mod clip;
+pub mod double;
 pub mod export;
 pub mod first_values;
 pub mod fuzz;

@@ -204,12 +204,7 @@ fn split<'a>(shapes: &'a [usize], flat: &'a [f32]) -> impl Iterator<Item = &'a [
 
 fn model(shapes: &[usize], optimizer: &OptimizerSpec) -> ModelSpec {
     let rule = Rule::Trainable { decay: true };
-    let param = |len: &usize| ParamSpec {
-        name: "p".into(),
-        shape: vec![*len],
-        init: Init::Constant(0.0),
-        rule,
-    };
+    let param = |len: &usize| ParamSpec::new("p", vec![*len], Init::Constant(0.0), rule);
     ModelSpec {
         name: "test".into(),
         params: shapes.iter().map(param).collect(),

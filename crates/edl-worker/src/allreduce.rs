@@ -100,8 +100,9 @@ pub(crate) fn run(
             return Err(Error::Died(format!("cannot train the first records: {error}")));
         }
     };
-    let Opened { mesh, address, unix_path, abort, is_blocked } = open_mesh(identity, spec)
-        .map_err(|error| Error::Died(format!("cannot listen for other workers: {error}")))?;
+    let Opened { mesh, address, unix_path, abort, is_blocked } =
+        open_mesh(identity, spec, &model_spec)
+            .map_err(|error| Error::Died(format!("cannot listen for other workers: {error}")))?;
     start.interrupt.set_mesh(abort);
     start.progress.set_is_blocked(is_blocked);
     let metrics = model_spec.metrics.clone();

@@ -94,7 +94,7 @@ impl Stage {
             }),
             open_records: Box::new(move |_| Box::new(move |_| Ok(Arc::new(ToyRecords(n_records))))),
             open_dial: Box::new(|_, _, _| Box::new(dial)),
-            open_mesh: Box::new(|_, _| Err("there are no other workers".into())),
+            open_mesh: Box::new(|_, _, _| Err("there are no other workers".into())),
             limits,
         };
         let shutdown = CancellationToken::new();

@@ -81,12 +81,12 @@ impl Count {
 fn spec() -> ModelSpec {
     ModelSpec {
         name: NAME.into(),
-        params: vec![ParamSpec {
-            name: "total".into(),
-            shape: vec![N_TOTALS],
-            init: Init::Constant(0.0),
-            rule: Rule::Trainable { decay: false },
-        }],
+        params: vec![ParamSpec::new(
+            "total",
+            vec![N_TOTALS],
+            Init::Constant(0.0),
+            Rule::Trainable { decay: false },
+        )],
         tables: vec![TableSpec { name: "count".into(), dim: 1, init: Init::Constant(0.0) }],
         inputs: vec![],
         metrics: vec![Metric::loss()],

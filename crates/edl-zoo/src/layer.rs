@@ -30,17 +30,12 @@ impl Pass<'_> {
 
 /// A weight that weight decay touches.
 pub(crate) fn weight(name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
-    ParamSpec { name: name.into(), shape, init, rule: Rule::Trainable { decay: true } }
+    ParamSpec::new(name, shape, init, Rule::Trainable { decay: true })
 }
 
 /// A vector that starts with equal numbers and that weight decay leaves alone.
 pub(crate) fn constant(name: &str, len: usize, value: f32) -> ParamSpec {
-    ParamSpec {
-        name: name.into(),
-        shape: vec![len],
-        init: Init::Constant(value),
-        rule: Rule::Trainable { decay: false },
-    }
+    ParamSpec::new(name, vec![len], Init::Constant(value), Rule::Trainable { decay: false })
 }
 
 /// Keras' default: keeps the variance of what flows forward and back.

@@ -68,12 +68,7 @@ fn conv_params(name: &str, channels: usize, filters: usize) -> [ParamSpec; 2] {
 }
 
 fn moving(name: &str, first: f32) -> ParamSpec {
-    ParamSpec {
-        name: name.into(),
-        shape: vec![FILTERS_2],
-        init: Init::Constant(first),
-        rule: Rule::MovingAverage,
-    }
+    ParamSpec::new(name, vec![FILTERS_2], Init::Constant(first), Rule::MovingAverage)
 }
 
 impl Network for Cnn {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::model::ModelSpec;
 use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
-use crate::spec::{JobSpec, JobType};
+use crate::spec::{AllreduceDtype, JobSpec, JobType};
 
 /// The values of `--optimizer`, in the order of error messages.
 pub const NAMES: [&str; 13] = [
@@ -32,6 +32,10 @@ pub enum Error {
         "the training script takes its own optimizer steps, which parameter servers cannot do; use --distribution_strategy=AllreduceStrategy, or take the steps in Rust (ELASTICDL_STEP=rust)"
     )]
     ScriptOnServers,
+    #[error(
+        "--allreduce_dtype=bf16 would round gradients of the float64 parameter `{parameter}` to 16 bits; use --allreduce_dtype=f32, which leaves them as they are"
+    )]
+    HalfOfDouble { parameter: String },
 }
 
 /// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
@@ -76,6 +80,10 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
 fn script(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
     if spec.job_type == JobType::Train && spec.step_lanes().is_none() {
         return Err(Error::ScriptOnServers);
+    }
+    let double = model.params.iter().find(|param| param.is_double);
+    if let (Some(param), AllreduceDtype::Bf16) = (double, spec.allreduce_dtype) {
+        return Err(Error::HalfOfDouble { parameter: param.name.clone() });
     }
     let flags = [
         (spec.optimizer.is_some(), "--optimizer"),
@@ -225,6 +233,7 @@ fn positive(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Init, ParamSpec, Rule};
     use crate::spec::{FieldType as _, Parsed, Strategy};
 
     fn model(optimizer: OptimizerSpec) -> ModelSpec {
@@ -268,6 +277,19 @@ mod tests {
         let spec = spec(Strategy::Allreduce, Some(1.0));
         let error = resolve(&spec, &script).unwrap_err().to_string();
         assert!(error.starts_with("--clip_norm has no effect"), "{error}");
+    }
+
+    #[test]
+    fn float64_gradients_are_never_rounded_to_16_bits() {
+        let mut script = model(OptimizerSpec::new(OptimizerKind::Script { nonfinite: false }, 1.0));
+        let rule = Rule::Trainable { decay: false };
+        let param = ParamSpec::new("wide", vec![2], Init::Given, rule);
+        script.params = vec![ParamSpec { is_double: true, ..param }];
+        let mut spec = JobSpec { distribution_strategy: Strategy::Allreduce, ..JobSpec::default() };
+        assert!(resolve(&spec, &script).is_ok());
+        spec.allreduce_dtype = AllreduceDtype::Bf16;
+        let error = resolve(&spec, &script).unwrap_err().to_string();
+        assert!(error.contains("would round gradients of the float64 parameter `wide`"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use edl_core::lanes::{Span, children, nodes_within};
 
 /// Numbers that are moved and added at once. A block of each node stays in the cache.
 pub(super) const BLOCK: usize = 64 << 10;
-/// Chunks begin on page boundaries, so that no two members touch the same page.
+/// Chunks begin on page boundaries, so that no two members touch the same page. These are even, as
+/// are the ends of blocks, so that a number of 64 bits is in one of them.
 const ALIGN: usize = 1024;
 
 /// The shares of all members in one vector.

@@ -204,11 +204,16 @@ impl<'a> Reduce<'a> {
         let chunk = &self.plan.chunks[self.task.me];
         let in_chunk = block.start - chunk.start..block.end - chunk.start;
         let copy = self.mine.sum.as_deref_mut().map(|sum| &mut sum[in_chunk]);
+        let n_double = match self.task.dtype {
+            Dtype::F64First(n_places) => n_places.saturating_sub(block.start).min(block.len()),
+            Dtype::F32 | Dtype::Bf16 => 0,
+        };
         let summer = Summer {
             steps: &self.plan.steps,
             is_half: &self.is_half,
             divisor: self.task.divisor,
-            dtype: self.task.dtype,
+            is_half_sum: self.task.dtype == Dtype::Bf16,
+            n_double,
         };
         summer.sum(&terms, &mut self.out[block], copy);
         self.n_summed += 1;
@@ -334,7 +339,7 @@ impl Op for Reduce<'_> {
             let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.windows[peer][at..]);
             return Some(&mut buffer[..n_bytes]);
         }
-        let is_placed = header.kind == FrameKind::Sum && task.dtype == Dtype::F32;
+        let is_placed = header.kind == FrameKind::Sum && task.dtype != Dtype::Bf16;
         if is_placed && state.sums_in < plan.n_blocks(peer) {
             let block = plan.block(peer, state.sums_in);
             return Some(bytemuck::cast_slice_mut(&mut self.out[block]));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The arithmetic: adds up one block of all nodes in the tree's order.
 
+use edl_tensor::double;
+
+use super::bf16;
 use super::plan::SumStep;
 use super::shm::Mapped;
-use super::{Dtype, bf16};
 
 /// Numbers that are added at once: a few strips stay in the first cache.
 const STRIP: usize = 1024;
@@ -23,7 +25,10 @@ pub(super) struct Summer<'a> {
     /// By node: whether it is a single lane that travels as 16 bits.
     pub(super) is_half: &'a [bool],
     pub(super) divisor: f32,
-    pub(super) dtype: Dtype,
+    /// Whether the result is rounded to 16 bits.
+    pub(super) is_half_sum: bool,
+    /// Places at the start of the block that hold numbers of 64 bits.
+    pub(super) n_double: usize,
 }
 
 impl Summer<'_> {
@@ -31,40 +36,72 @@ impl Summer<'_> {
     pub(super) fn sum(&self, terms: &[Term<'_>], out: &mut [f32], mut copy: Option<&mut [f32]>) {
         let n_levels = 1 + self.steps.iter().map(|step| step.level()).max().unwrap_or(0);
         let mut levels = vec![[0.0_f32; STRIP]; n_levels + 1];
-        for (strip, out) in out.chunks_mut(STRIP).enumerate() {
-            let at = strip * STRIP;
-            let n = out.len();
-            for step in self.steps {
-                match *step {
-                    SumStep::Load { level, node } => {
-                        terms[node].load(at, &mut levels[level][..n], self.is_half[node]);
-                    }
-                    SumStep::Add { level, node } => {
-                        terms[node].add(at, &mut levels[level][..n], self.is_half[node]);
-                    }
-                    SumStep::Join { level } => {
-                        let (below, above) = levels.split_at_mut(level + 1);
-                        let above = &above[0][..n];
-                        below[level][..n]
-                            .iter_mut()
-                            .zip(above)
-                            .for_each(|(sum, term)| *sum += term);
-                    }
-                }
+        let mut at = 0;
+        while at < out.len() {
+            let is_double = at < self.n_double;
+            let end = if is_double { self.n_double } else { out.len() };
+            let n = STRIP.min(end - at);
+            if is_double {
+                self.sum_doubles(terms, at, n, &mut levels);
+            } else {
+                self.sum_singles(terms, at, n, &mut levels);
             }
             // Sums stay in the first cache; the result is written once, and not read again.
-            let sum = &mut levels[0][..n];
-            match self.dtype {
-                Dtype::F32 => sum.iter_mut().for_each(|sum| *sum /= self.divisor),
-                Dtype::Bf16 => {
-                    sum.iter_mut().for_each(|sum| *sum = bf16::round(*sum / self.divisor));
-                }
-            }
-            out.copy_from_slice(sum);
+            let sum = &levels[0][..n];
+            out[at..at + n].copy_from_slice(sum);
             if let Some(copy) = &mut copy {
                 copy[at..at + n].copy_from_slice(sum);
             }
+            at += n;
         }
+    }
+
+    /// Leaves the result of `n` places in the first level.
+    fn sum_singles(&self, terms: &[Term<'_>], at: usize, n: usize, levels: &mut [[f32; STRIP]]) {
+        for step in self.steps {
+            match *step {
+                SumStep::Load { level, node } => {
+                    terms[node].load(at, &mut levels[level][..n], self.is_half[node]);
+                }
+                SumStep::Add { level, node } => {
+                    terms[node].add(at, &mut levels[level][..n], self.is_half[node]);
+                }
+                SumStep::Join { level } => {
+                    let (below, above) = levels.split_at_mut(level + 1);
+                    let above = &above[0][..n];
+                    below[level][..n].iter_mut().zip(above).for_each(|(sum, term)| *sum += term);
+                }
+            }
+        }
+        let sum = &mut levels[0][..n];
+        if self.is_half_sum {
+            sum.iter_mut().for_each(|sum| *sum = bf16::round(*sum / self.divisor));
+        } else {
+            sum.iter_mut().for_each(|sum| *sum /= self.divisor);
+        }
+    }
+
+    /// The same for numbers of 64 bits, which are never rounded to 16.
+    fn sum_doubles(&self, terms: &[Term<'_>], at: usize, n: usize, levels: &mut [[f32; STRIP]]) {
+        let add = |sum: f64, term: f64| sum + term;
+        let mut copied = [0.0; STRIP];
+        for step in self.steps {
+            match *step {
+                SumStep::Load { level, node } => {
+                    terms[node].load(at, &mut levels[level][..n], false);
+                }
+                SumStep::Add { level, node } => {
+                    terms[node].load(at, &mut copied[..n], false);
+                    double::each_with(&mut levels[level][..n], &copied, add);
+                }
+                SumStep::Join { level } => {
+                    let (below, above) = levels.split_at_mut(level + 1);
+                    double::each_with(&mut below[level][..n], &above[0], add);
+                }
+            }
+        }
+        let divisor = f64::from(self.divisor);
+        double::each(&mut levels[0][..n], |sum| sum / divisor);
     }
 }
 

@@ -110,32 +110,72 @@ pub(crate) fn lane(step: u64, lane: u32, len: usize) -> Vec<f32> {
         .collect()
 }
 
-fn add(left: Vec<f32>, right: Vec<f32>) -> Vec<f32> {
-    left.into_iter().zip(right).map(|(left, right)| left + right).collect()
+/// The numbers of a lane with numbers of 64 bits in the first places: of different magnitudes, and
+/// with bits that 32 cannot hold.
+fn lane_of(step: u64, number: u32, len: usize, dtype: Dtype) -> Vec<f32> {
+    let mut places = lane(step, number, len);
+    let (pairs, _) = places[..n_double(dtype)].as_chunks_mut::<2>();
+    for (fine, coarse) in pairs.iter_mut().map(|[fine, coarse]| (fine, coarse)) {
+        let number = f64::from(*coarse) + f64::from(*fine) / 1e9;
+        [*fine, *coarse] = places_of(number);
+    }
+    places
+}
+
+fn n_double(dtype: Dtype) -> usize {
+    if let Dtype::F64First(n_places) = dtype { n_places } else { 0 }
+}
+
+fn places_of(number: f64) -> [f32; 2] {
+    let bytes = number.to_ne_bytes();
+    let half = |at: usize| f32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    [half(0), half(4)]
+}
+
+fn number_of(places: &[f32]) -> f64 {
+    let bytes = [places[0].to_ne_bytes(), places[1].to_ne_bytes()].concat();
+    f64::from_ne_bytes(bytes.try_into().unwrap())
+}
+
+/// A vector, number by number: those of 64 bits, then those of 32.
+type Numbers = (Vec<f64>, Vec<f32>);
+
+fn add(left: Numbers, right: Numbers) -> Numbers {
+    let doubles = left.0.iter().zip(right.0).map(|(left, right)| left + right).collect();
+    (doubles, left.1.iter().zip(right.1).map(|(left, right)| left + right).collect())
 }
 
 /// Adds up a node in the tree's order, on one thread.
-fn node(step: u64, span: &Span, len: usize, dtype: Dtype) -> Vec<f32> {
+fn sum_of(step: u64, span: &Span, len: usize, dtype: Dtype) -> Numbers {
     let mut known = |node: &Span| {
         (node.len() == 1).then(|| {
-            let mut values = lane(step, node.start, len);
+            let values = lane_of(step, node.start, len, dtype);
+            let (doubles, singles) = values.split_at(n_double(dtype));
+            let mut singles = singles.to_vec();
             if dtype == Dtype::Bf16 {
-                round_to_bf16(&mut values);
+                round_to_bf16(&mut singles);
             }
-            values
+            (doubles.chunks(2).map(number_of).collect(), singles)
         })
     };
     fold(span, &mut known, &mut add).unwrap()
 }
 
+fn node(step: u64, span: &Span, len: usize, dtype: Dtype) -> Vec<f32> {
+    let (doubles, singles) = sum_of(step, span, len, dtype);
+    doubles.into_iter().flat_map(places_of).chain(singles).collect()
+}
+
 /// The sum that every member must get.
 pub(crate) fn expected(step: u64, n_active: u32, len: usize, dtype: Dtype) -> Vec<u32> {
-    let mut sum = node(step, &(0..n_active), len, dtype);
-    sum.iter_mut().for_each(|sum| *sum /= divisor(n_active));
+    let (doubles, mut singles) = sum_of(step, &(0..n_active), len, dtype);
+    let divide = |sum: f64| places_of(sum / f64::from(divisor(n_active)));
+    let doubles = doubles.into_iter().flat_map(divide);
+    singles.iter_mut().for_each(|sum| *sum /= divisor(n_active));
     if dtype == Dtype::Bf16 {
-        round_to_bf16(&mut sum);
+        round_to_bf16(&mut singles);
     }
-    sum.into_iter().map(f32::to_bits).collect()
+    doubles.chain(singles).map(f32::to_bits).collect()
 }
 
 pub(crate) fn divisor(n_active: u32) -> f32 {
@@ -157,7 +197,7 @@ pub(crate) fn step(
     for (buffer, span) in buffers.into_iter().zip(&nodes) {
         if span.len() == 1 {
             // Not rounded: the mesh handles a lane that is alone.
-            buffer.copy_from_slice(&lane(step, span.start, len));
+            buffer.copy_from_slice(&lane_of(step, span.start, len, dtype));
         } else {
             buffer.copy_from_slice(&node(step, span, len, dtype));
         }

@@ -83,6 +83,20 @@ fn uneven_and_empty_spans_give_bit_identical_sums() {
 }
 
 #[test]
+fn numbers_of_64_bits_are_added_as_such_for_any_number_of_members() {
+    let mut sums = Vec::new();
+    for (n_double, len) in [(2, 2), (1022, 1025), (3072, 5001), (70_004, 140_001)] {
+        // In 1, 2, 3 and 7 lanes.
+        sums.extend([1, 2, 3, 7].map(|n_active| (n_active, len, Dtype::F64First(n_double))));
+    }
+    for transport in TRANSPORTS {
+        for n_members in [1, 2, 3, 7] {
+            check(transport, &assign(7, n_members), &sums);
+        }
+    }
+}
+
+#[test]
 fn memory_grows_and_shrinks_with_the_vector() {
     let sums = [10, 1 << 20, 3, 1 << 21, 1 << 20].map(|len| (4, len, Dtype::F32));
     for transport in TRANSPORTS {
@@ -121,13 +135,13 @@ proptest! {
         n_active in 1_u32..20,
         len in 0_usize..150_000,
         transport in 0..TRANSPORTS.len(),
-        is_half in any::<bool>(),
+        of in 0_usize..3,
     ) {
         let mut cuts: Vec<u32> = cuts.into_iter().map(|cut| cut.min(n_lanes)).collect();
         cuts.extend([0, n_lanes]);
         cuts.sort_unstable();
         let spans: Vec<Span> = cuts.windows(2).map(|pair| pair[0]..pair[1]).collect();
-        let dtype = if is_half { Dtype::Bf16 } else { Dtype::F32 };
+        let dtype = [Dtype::F32, Dtype::Bf16, Dtype::F64First(len / 3 * 2)][of];
         let sums = [(n_active.min(n_lanes), len, dtype), (n_lanes, len / 3, Dtype::F32)];
         check(TRANSPORTS[transport], &spans, &sums);
     }

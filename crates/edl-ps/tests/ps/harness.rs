@@ -40,12 +40,7 @@ pub(crate) fn model() -> ModelSpec {
     let table = |name: &str, dim| TableSpec { name: name.into(), dim, init: zero };
     ModelSpec {
         name: "sums".into(),
-        params: vec![ParamSpec {
-            name: "w".into(),
-            shape: vec![20],
-            init: zero,
-            rule: Rule::Trainable { decay: false },
-        }],
+        params: vec![ParamSpec::new("w", vec![20], zero, Rule::Trainable { decay: false })],
         tables: vec![table("narrow", 2), table("wide", 16)],
         inputs: Vec::new(),
         metrics: Vec::new(),

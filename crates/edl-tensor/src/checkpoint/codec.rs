@@ -62,7 +62,7 @@ pub struct Header {
     /// Of the whole model.
     pub dense_len: usize,
     pub model: String,
-    /// Digest of the names and shapes of the dense parameters.
+    /// Digest of the names, shapes and types of the dense parameters.
     pub params: String,
     /// What the optimizer keeps for each weight.
     pub slots: Vec<String>,
@@ -193,11 +193,12 @@ impl Header {
     }
 }
 
-/// A digest of the parameters' names and shapes, to distinguish models.
+/// A digest of the parameters' names, shapes and types, to distinguish models.
 pub(crate) fn params_digest(model: &ModelSpec) -> String {
     let mut hasher = blake3::Hasher::new();
     for param in &model.params {
-        hasher.update(format!("{:?} {:?}\n", param.name, param.shape).as_bytes());
+        let dtype = if param.is_double { " float64" } else { "" };
+        hasher.update(format!("{:?} {:?}{dtype}\n", param.name, param.shape).as_bytes());
     }
     hasher.finalize().to_hex()[..16].to_owned()
 }

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
@@ -454,6 +455,29 @@ fn an_exported_table_with_the_same_id_twice_is_refused() {
     fs::write(&files.weights, &weights).unwrap();
     let error = ExportedModel::open(&files.weights).unwrap_err().to_string();
     assert!(error.contains(" twice"), "{error}");
+}
+
+#[test]
+fn numbers_of_64_bits_are_exported_and_read_back_as_such() {
+    let (mut job, dir) = (job(), tempfile::tempdir().unwrap());
+    let singles = codec::params_digest(&job.model);
+    Arc::make_mut(&mut job.model).params[0].is_double = true;
+    assert_ne!(codec::params_digest(&job.model), singles, "checkpoints are not interchangeable");
+    let checkpoint = write(&job, dir.path(), 1, 5);
+    let exported = export::export(&checkpoint, dir.path(), &BTreeMap::new(), &|_| {}).unwrap();
+    assert_eq!(exported.n_params, 20);
+    let bytes = fs::read(&exported.weights).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let wide = tensors.tensor("w").unwrap();
+    assert_eq!((wide.dtype(), wide.shape()), (safetensors::Dtype::F64, &[9][..]));
+    let dense: Vec<f32> = trained(&job).iter().flat_map(|p| p.dense().to_vec()).collect();
+    assert_eq!(numbers::<f32>(wide.data()), dense[..18]);
+    let folder = dir.path().join("imported");
+    let model = ExportedModel::open(&exported.weights).unwrap();
+    model.write_checkpoint(&folder, 7).unwrap();
+    let again = dir.path().join("again");
+    let again = export::export(&folder, &again, &BTreeMap::new(), &|_| {}).unwrap();
+    assert_eq!(fs::read(again.weights).unwrap(), bytes);
 }
 
 #[test]

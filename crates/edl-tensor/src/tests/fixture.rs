@@ -23,12 +23,7 @@ pub(crate) fn model(params: &[(&str, usize)], dims: &[usize]) -> ModelSpec {
         name => Rule::Trainable { decay: name != "b" },
     };
     let init = Init::Uniform { low: -1.0, high: 1.0 };
-    let param = |(name, len): &(&str, usize)| ParamSpec {
-        name: (*name).into(),
-        shape: vec![*len],
-        init,
-        rule: rule(name),
-    };
+    let param = |(name, len): &(&str, usize)| ParamSpec::new(name, vec![*len], init, rule(name));
     let table =
         |(i, dim): (usize, &usize)| TableSpec { name: format!("table{i}"), dim: *dim, init };
     ModelSpec {

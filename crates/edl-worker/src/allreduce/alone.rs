@@ -13,7 +13,7 @@ use edl_core::spec::JobSpec;
 use edl_core::worker::Records;
 use edl_tensor::model::{Mean, Model};
 
-use super::lanes::{Lanes, clip_mean, divisor};
+use super::lanes::{Lanes, clip_mean, divide, divisor};
 use super::replica::{Recipe, Replica};
 use super::tables::Tables;
 use super::{Interrupt, check};
@@ -120,7 +120,7 @@ impl Alone {
             self.lanes.add(&step, (lane, dense), &records, vec![&mut self.mean])?;
         }
         let divisor = divisor(step.n_active, n_records);
-        self.mean.iter_mut().for_each(|number| *number /= divisor);
+        divide(&mut self.mean, self.lanes.spec().n_double_places(), divisor);
         let loss = *self.mean.last().expect("the loss is at the end");
         if !loss.is_finite() {
             let error = format!("the mean loss of all lanes is {loss} (batch {batch})");

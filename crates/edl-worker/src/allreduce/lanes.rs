@@ -13,9 +13,9 @@ use edl_core::rng;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_core::upcoming::{Upcoming, lane_seed};
 use edl_net::mesh::round_to_bf16;
-use edl_tensor::clip;
 use edl_tensor::model::{Error, Gradient, Inputs, Mean, Memory, Model, is_finite};
 use edl_tensor::push::Lane;
+use edl_tensor::{clip, double};
 use twox_hash::XxHash3_64;
 
 use super::tables::{FirstRows, Tables};
@@ -45,6 +45,8 @@ pub(super) struct Lanes {
     rounded: Vec<f32>,
     /// Of every step, with or without records.
     n_lanes: u32,
+    /// The places at the start of the gradient that hold numbers of 64 bits.
+    n_double: usize,
 }
 
 /// Whether a lane begins a sum or is added to one.
@@ -65,6 +67,7 @@ impl Lanes {
         let dense = vec![0.0; model.spec().dense_len()];
         let gradient = Gradient { dense, rows: vec![Vec::new(); model.spec().tables.len()] };
         Self {
+            n_double: model.spec().n_double_places(),
             model,
             seed: spec.seed,
             plan: plan.clone(),
@@ -195,7 +198,10 @@ impl Lanes {
         for depth in (slot.depth - slot.n_complete..slot.depth).rev() {
             let (around, complete) = self.sums.split_at_mut(depth);
             let sum = around.last_mut().map_or(&mut *out, Vec::as_mut_slice);
-            sum.iter_mut().zip(&complete[0]).for_each(|(sum, number)| *sum += number);
+            let (doubles, singles) = sum.split_at_mut(self.n_double);
+            let (terms, others) = complete[0].split_at(self.n_double);
+            double::each_with(doubles, terms, |sum, term| sum + term);
+            singles.iter_mut().zip(others).for_each(|(sum, number)| *sum += number);
         }
     }
 
@@ -258,16 +264,16 @@ impl Lanes {
         }
         let weight = weight(step.n_active, records.batch.len());
         if self.dtype == AllreduceDtype::F32 {
-            put_all(self.pieces(), loss, weight, out, put);
+            put_all((self.pieces(), self.n_double), loss, weight, out, put);
             return Ok(());
         }
         // What is rounded is what a lane that travels by itself would be.
         let mut rounded = std::mem::take(&mut self.rounded);
         rounded.resize(out.len(), 0.0);
-        put_all(self.pieces(), loss, weight, &mut rounded, Put::First);
+        put_all((self.pieces(), 0), loss, weight, &mut rounded, Put::First);
         round_to_bf16(&mut rounded);
         let (last, numbers) = rounded.split_last().expect("the loss rides along");
-        put_all(vec![numbers], *last, 1.0, out, put);
+        put_all((vec![numbers], 0), *last, 1.0, out, put);
         self.rounded = rounded;
         Ok(())
     }
@@ -323,9 +329,11 @@ impl Lanes {
         if let OptimizerKind::Script { nonfinite: true } = self.spec().optimizer.kind {
             return Ok(outcome.loss);
         }
-        let mut numbers = self.pieces();
-        numbers.extend(self.gradient.rows.iter().map(Vec::as_slice));
-        if numbers.into_iter().all(is_finite) {
+        let mut pieces = split(self.pieces(), self.n_double);
+        pieces.extend(self.gradient.rows.iter().map(|rows| (&rows[..0], rows.as_slice())));
+        let is_finite =
+            |(doubles, singles): (&[f32], &[f32])| double::is_finite(doubles) && is_finite(singles);
+        if pieces.into_iter().all(is_finite) {
             Ok(outcome.loss)
         } else {
             Err(Error::NonFinite("gradient"))
@@ -406,13 +414,44 @@ pub(super) fn clip_mean(mean: &mut Vec<f32>, model: &ModelSpec, limit: Clip) {
     mean.extend(loss);
 }
 
-/// Puts a gradient and the loss behind it, times `weight`, into `out` or adds them to it.
-fn put_all(pieces: Vec<&[f32]>, loss: f32, weight: f32, out: &mut [f32], put: Put) {
+/// Divides the sum of all lanes, whose first places hold numbers of 64 bits.
+pub(super) fn divide(sum: &mut [f32], n_double: usize, divisor: f32) {
+    let (doubles, singles) = sum.split_at_mut(n_double);
+    double::each(doubles, |number| number / f64::from(divisor));
+    singles.iter_mut().for_each(|number| *number /= divisor);
+}
+
+/// Splits each piece into places of numbers of 64 bits, of which there are `n_double` at the start,
+/// and those of 32.
+fn split(pieces: Vec<&[f32]>, mut n_double: usize) -> Vec<(&[f32], &[f32])> {
+    let pieces = pieces.into_iter().map(|piece| {
+        let (doubles, singles) = piece.split_at(n_double.min(piece.len()));
+        n_double -= doubles.len();
+        (doubles, singles)
+    });
+    pieces.collect()
+}
+
+/// Puts a gradient, with places of 64-bit numbers at its start, and the loss behind it, times
+/// `weight`, into `out` or adds them to it.
+fn put_all(
+    (pieces, n_double): (Vec<&[f32]>, usize),
+    loss: f32,
+    weight: f32,
+    out: &mut [f32],
+    put: Put,
+) {
     let loss = std::slice::from_ref(&loss);
     let mut rest = out;
-    for piece in pieces.into_iter().chain([loss]) {
-        let (sums, behind) = rest.split_at_mut(piece.len());
-        let pairs = sums.iter_mut().zip(piece);
+    for (doubles, singles) in split(pieces, n_double).into_iter().chain([(&loss[..0], loss)]) {
+        let (sums, behind) = rest.split_at_mut(doubles.len());
+        let wide = f64::from(weight);
+        match put {
+            Put::First => double::each_with(sums, doubles, |_, number| number * wide),
+            Put::Add => double::each_with(sums, doubles, |sum, number| sum + number * wide),
+        }
+        let (sums, behind) = behind.split_at_mut(singles.len());
+        let pairs = sums.iter_mut().zip(singles);
         match put {
             Put::First => pairs.for_each(|(sum, number)| *sum = number * weight),
             Put::Add => pairs.for_each(|(sum, number)| *sum += number * weight),

@@ -5,6 +5,7 @@ pub(crate) mod real;
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::member::{Failure, Move};
+use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::mesh::Peer;
 
@@ -40,7 +41,8 @@ pub(crate) trait Mesh: Send {
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]>;
 
     /// Adds up all nodes in the tree's order and divides by `divisor`. Nodes of one lane, and the
-    /// result, are rounded if the job says so; other nodes must consist of rounded lanes.
+    /// result, are rounded if the job says so; other nodes must consist of rounded lanes. The first
+    /// places hold numbers of 64 bits if the model says so.
     fn all_reduce(
         &mut self,
         step: u64,
@@ -70,4 +72,5 @@ pub(crate) struct Identity {
     pub(crate) incarnation: Incarnation,
 }
 
-pub(crate) type OpenMesh = Box<dyn FnOnce(Identity, &JobSpec) -> Result<Opened, String> + Send>;
+pub(crate) type OpenMesh =
+    Box<dyn FnOnce(Identity, &JobSpec, &ModelSpec) -> Result<Opened, String> + Send>;

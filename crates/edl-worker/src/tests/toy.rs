@@ -33,7 +33,7 @@ impl ToyModel {
         let rule = Rule::Trainable { decay: false };
         let spec = ModelSpec {
             name: "toy".into(),
-            params: vec![ParamSpec { name: "w".into(), shape: vec![1], init: Init::Given, rule }],
+            params: vec![ParamSpec::new("w", vec![1], Init::Given, rule)],
             tables: vec![TableSpec { name: "t".into(), dim: 2, init }],
             inputs: Vec::new(),
             metrics: vec![Metric::mse()],

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use edl_core::id::WorldId;
 use edl_core::job_dir::JobDir;
 use edl_core::member::{Failure, Move};
+use edl_core::model::ModelSpec;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::{self, Dtype, MeshConfig, Peer, PhaseHook, Transport};
 use edl_net::socket::address_towards;
@@ -18,17 +19,17 @@ use crate::chain;
 /// Opens the mesh of a worker, with what its environment forces.
 pub(crate) fn open_mesh(config: &Config) -> OpenMesh {
     let config = config.clone();
-    Box::new(move |identity, spec| {
+    Box::new(move |identity, spec, model| {
         let transport = Transport::from_env()?;
         let fault = Fault::from_env(identity.worker)?.map(hook);
-        open(config, identity, spec, transport, fault)
+        open(config, identity, (spec, model), transport, fault)
     })
 }
 
 pub(crate) fn open(
     config: Config,
     identity: Identity,
-    spec: &JobSpec,
+    (spec, model): (&JobSpec, &ModelSpec),
     transport: Option<Transport>,
     on_phase: Option<PhaseHook>,
 ) -> Result<Opened, String> {
@@ -55,7 +56,7 @@ pub(crate) fn open(
         unix_path: mesh.unix_path().to_string_lossy().into_owned(),
         abort: Box::new(move |world| abort.abort(world)),
         is_blocked: Box::new(move || blocked.get()),
-        mesh: Box::new(Real { mesh, dtype: dtype(spec) }),
+        mesh: Box::new(Real { mesh, dtype: dtype(spec, model) }),
     })
 }
 
@@ -116,10 +117,12 @@ fn failure(error: mesh::Error) -> Failure {
     }
 }
 
-fn dtype(spec: &JobSpec) -> Dtype {
-    match spec.allreduce_dtype {
-        AllreduceDtype::F32 => Dtype::F32,
-        AllreduceDtype::Bf16 => Dtype::Bf16,
+fn dtype(spec: &JobSpec, model: &ModelSpec) -> Dtype {
+    match (model.n_double_places(), spec.allreduce_dtype) {
+        (0, AllreduceDtype::F32) => Dtype::F32,
+        (0, AllreduceDtype::Bf16) => Dtype::Bf16,
+        // Such a model is rejected with 16 bits.
+        (n_places, _) => Dtype::F64First(n_places),
     }
 }
 

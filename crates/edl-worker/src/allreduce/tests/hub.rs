@@ -10,7 +10,9 @@ use edl_core::lanes::{Span, fold, nodes_within};
 use edl_core::member::{Failure, Move};
 use edl_core::spec::AllreduceDtype;
 use edl_net::mesh::{Peer, round_to_bf16};
+use edl_tensor::double;
 
+use crate::allreduce::lanes::divide;
 use crate::allreduce::mesh::{Identity, Mesh, OpenMesh, Opened};
 
 /// A hang becomes a failure after this time; nothing depends on it otherwise.
@@ -80,12 +82,14 @@ impl Hub {
 
     pub(crate) fn opener(&self) -> OpenMesh {
         let hub = self.clone();
-        Box::new(move |identity: Identity, spec| {
+        Box::new(move |identity: Identity, spec, model| {
             let (worker, is_half) = (identity.worker, spec.allreduce_dtype == AllreduceDtype::Bf16);
             let (ends, names) = (hub.clone(), hub.clone());
             let none = WorldId(0);
             let (members, nodes) = (Vec::new(), Vec::new());
-            let mesh = ToyMesh { hub, worker, is_half, world: none, me: 0, members, nodes };
+            let n_double = model.n_double_places();
+            let mesh =
+                ToyMesh { hub, worker, is_half, n_double, world: none, me: 0, members, nodes };
             Ok(Opened {
                 mesh: Box::new(mesh),
                 address: format!("toy:{worker}"),
@@ -121,6 +125,8 @@ struct ToyMesh {
     worker: WorkerId,
     /// Lanes and results are rounded to 16 bits.
     is_half: bool,
+    /// The first places hold numbers of 64 bits.
+    n_double: usize,
     world: WorldId,
     me: usize,
     members: Vec<Peer>,
@@ -273,11 +279,18 @@ impl Mesh for ToyMesh {
             Some((span, numbers)) if span == node => Some(numbers.clone()),
             Some(_) | None => None,
         };
-        let mut add = |left: Vec<f32>, right: Vec<f32>| {
-            left.iter().zip(&right).map(|(left, right)| left + right).collect()
+        let n_double = self.n_double;
+        let mut add = |mut left: Vec<f32>, right: Vec<f32>| {
+            double::each_with(&mut left[..n_double], &right, |left, right| left + right);
+            left[n_double..]
+                .iter_mut()
+                .zip(&right[n_double..])
+                .for_each(|(sum, term)| *sum += term);
+            left
         };
         let sum = fold(&(0..n_active), &mut known, &mut add).expect("every node is there");
-        out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum / divisor);
+        out.copy_from_slice(&sum);
+        divide(out, n_double, divisor);
         if self.is_half {
             round_to_bf16(out);
         }

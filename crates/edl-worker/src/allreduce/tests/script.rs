@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Members whose training script takes the optimizer steps: its state travels with the parameters.
 
+use edl_core::batch::batch_of;
+use edl_core::upcoming::lane_seed;
+use edl_net::mesh::Transport;
+use edl_tensor::checkpoint::codec;
+use edl_tensor::double;
+
 use super::hub::DeathPoint;
-use super::stage::{Named, Stage, Weights};
-use super::toy::{OVERFLOW, ToyModel};
-use super::{END, commit};
+use super::stage::{Named, Stage, Weights, spec};
+use super::toy::{OVERFLOW, ToyModel, double_gradient, first_doubles};
+use super::{END, N_RECORDS, commit};
 
 /// Trains with these members to `until`, without any fault.
 fn stage(members: &[u32], until: u64) -> Stage {
@@ -34,6 +40,53 @@ fn any_number_of_members_gives_bit_identical_results_and_state() {
         let stepped = stage.stepped(&members, END);
         assert!(stepped.iter().all(|one| one.hash == stepped[0].hash), "hashes agree");
         assert!(stage.weights(&members, END) == alone, "{n_members} members");
+    }
+}
+
+/// The parameter of 64-bit numbers after the last step, by a loop without a job.
+fn doubles() -> Vec<f64> {
+    let (spec, mut weights) = (spec(), first_doubles());
+    let plan = spec.plan(N_RECORDS);
+    for number in 0..END {
+        let batch = batch_of(number, plan.n_batches());
+        let n_records = plan.n_records_of(batch.index);
+        for (place, weight) in weights.iter_mut().enumerate() {
+            let lane = |lane: u32| {
+                let records = plan.records_of_lane(batch, lane, spec.n_lanes()).unwrap();
+                let seed = lane_seed(spec.seed, batch, lane);
+                double_gradient(&records, seed, place, *weight) * records.len() as f64
+            };
+            let sum = match n_records {
+                8 => (lane(0) + lane(1)) + (lane(2) + lane(3)),
+                5 => lane(0) + lane(1),
+                _ => panic!("{n_records} records"),
+            };
+            *weight -= 0.1 * (sum / f64::from(n_records));
+        }
+    }
+    weights.to_vec()
+}
+
+#[test]
+fn numbers_of_64_bits_are_those_of_a_loop_without_a_job() {
+    let expected = doubles();
+    let transports = [None, Some(Transport::SharedMemory), Some(Transport::Tcp)];
+    for (n_members, transport) in (1..).zip(transports) {
+        let members: Vec<u32> = (0..n_members).collect();
+        let mut stage = Stage::script();
+        stage.transport = transport;
+        members.iter().for_each(|worker| stage.start(*worker));
+        stage.form(Named { members: &members, until: END, load: Some(""), ..Named::default() });
+        stage.stepped(&members, END);
+        let weights = stage.weights(&members, END);
+        let segment = |file: &Vec<u8>| codec::decode(&mut file.as_slice()).unwrap().0.dense.weights;
+        let mut dense: Vec<f32> = weights.values().flat_map(segment).collect();
+        let mut found = Vec::new();
+        double::each(&mut dense[..2 * expected.len()], |number| {
+            found.push(number);
+            number
+        });
+        assert_eq!(found, expected, "{n_members} members");
     }
 }
 

@@ -201,7 +201,9 @@ impl Stage {
                 }
             })
         });
-        Box::new(move |identity, spec| real::open(config, identity, spec, Some(transport), hook))
+        Box::new(move |identity, spec, model| {
+            real::open(config, identity, (spec, model), Some(transport), hook)
+        })
     }
 
     fn feeder(&self) -> Feeder {

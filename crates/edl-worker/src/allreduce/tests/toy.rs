@@ -9,6 +9,7 @@ use edl_core::model::{FieldSpec, Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng;
 use edl_tensor::batch::Batch;
+use edl_tensor::double;
 use edl_tensor::model::{Error, Gradient, Inputs, Mean, Model, Outcome, Predictions, is_finite};
 
 use crate::feed::Records;
@@ -68,11 +69,8 @@ impl Gate {
 
 impl ToyModel {
     pub(crate) fn new() -> Self {
-        let param = |name: &str, len: usize, rule: Rule| ParamSpec {
-            name: name.into(),
-            shape: vec![len],
-            init: Init::Uniform { low: -1.0, high: 1.0 },
-            rule,
+        let param = |name: &str, len: usize, rule: Rule| {
+            ParamSpec::new(name, vec![len], Init::Uniform { low: -1.0, high: 1.0 }, rule)
         };
         let spec = ModelSpec {
             name: "toy".into(),
@@ -92,9 +90,16 @@ impl ToyModel {
         Self { gate, ..Self::new() }
     }
 
-    /// Takes its own steps.
+    /// Takes its own steps, and has a parameter of 64-bit numbers.
     pub(crate) fn script() -> Self {
         let mut model = Self::new();
+        let rule = Rule::Trainable { decay: true };
+        let wide = ParamSpec::new("wide", vec![first_doubles().len()], Init::Given, rule);
+        model.spec.params.insert(0, ParamSpec { is_double: true, ..wide });
+        let mut values = vec![0.0; model.spec.dense_len()];
+        let mut first = first_doubles().into_iter();
+        double::each(&mut values[..model.spec.n_double_places()], |_| first.next().unwrap());
+        model.first_values = Some(values);
         model.spec.optimizer.kind = OptimizerKind::Script { nonfinite: true };
         model.load_state(&Self::first_state()).expect("it has the model's size");
         model
@@ -150,21 +155,30 @@ impl Model for ToyModel {
             gradient.dense.fill(f32::INFINITY);
             return Ok(Outcome { loss: 1.0 });
         }
-        let n_records = records.len() as f32;
-        for (place, number) in gradient.dense.iter_mut().enumerate() {
+        let n_double = self.spec.n_double_places();
+        let (doubles, singles) = gradient.dense.split_at_mut(n_double);
+        let mut places = 0..;
+        double::each_with(doubles, &inputs.dense[..n_double], |_, weight| {
+            double_gradient(records, seed, places.next().unwrap(), weight)
+        });
+        let (dense, n_records) = (&inputs.dense[n_double..], records.len() as f32);
+        for (place, number) in singles.iter_mut().enumerate() {
             let of = |record: &u64| number_of(*record, place);
             let mean = records.iter().map(of).sum::<f32>() / n_records;
-            *number = mean + 0.1 * number_of(seed, place) - 0.3 * inputs.dense[place];
+            *number = mean + 0.1 * number_of(seed, place) - 0.3 * dense[place];
         }
-        let loss = inputs.dense.iter().sum::<f32>() + records.iter().sum::<u64>() as f32;
+        let loss = dense.iter().sum::<f32>() + records.iter().sum::<u64>() as f32;
         Ok(Outcome { loss: loss / n_records })
     }
 
     fn step(&mut self, mean: Mean<'_>, seed: u64, dense: &mut [f32]) -> Result<(), Error> {
-        let gradient = mean.gradient;
+        let n_double = self.spec.n_double_places();
+        let (doubles, gradient) = mean.gradient.split_at(n_double);
         if !is_finite(gradient) {
             return Ok(()); // As a gradient scaler skips a step.
         }
+        let (wide, dense) = dense.split_at_mut(n_double);
+        double::each_with(wide, doubles, |weight, gradient| weight - 0.1 * gradient);
         for (place, (weight, momentum)) in dense.iter_mut().zip(&mut self.momentum).enumerate() {
             *momentum = 0.9 * *momentum + gradient[place] + 0.01 * number_of(seed, place);
             *weight -= 0.1 * *momentum;
@@ -179,7 +193,7 @@ impl Model for ToyModel {
     fn load_state(&mut self, state: &[u8]) -> Result<(), Error> {
         let numbers = state.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         self.momentum = numbers.collect();
-        match self.momentum.len() == self.spec.dense_len() {
+        match self.momentum.len() == self.spec.dense_len() - self.spec.n_double_places() {
             true => Ok(()),
             false => Err(Error::Other("the state of another model".into())),
         }
@@ -194,6 +208,18 @@ impl Model for ToyModel {
     fn predict(&mut self, _: Inputs<'_>) -> Result<Predictions, Error> {
         Err(Error::Other("not this one".into()))
     }
+}
+
+/// What the parameter of 64-bit numbers begins with.
+pub(crate) fn first_doubles() -> [f64; 5] {
+    [1.0, 1e-9, 0.1, -1e3, 1.0 / 3.0]
+}
+
+/// The gradient at a place of that parameter: a number that needs 64 bits.
+pub(crate) fn double_gradient(records: &[u64], seed: u64, place: usize, weight: f64) -> f64 {
+    let of = |record: &u64| f64::from(number_of(*record, place)) / 3.0;
+    let mean = records.iter().map(of).sum::<f64>() / records.len() as f64;
+    mean + f64::from(number_of(seed, place)) / 7.0 - 0.3 * weight
 }
 
 /// Some number below 1 that needs all the bits of its mantissa.
