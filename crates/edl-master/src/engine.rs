@@ -454,7 +454,7 @@ impl Engine {
         if self.updates.receiver_count() > 1 {
             // On Kubernetes, the processes are on other machines.
             let is_local = self.config.ip.is_none();
-            let usage = is_local.then(|| usage::of_job(&status)).unwrap_or_default();
+            let usage = if is_local { usage::of_job(&status) } else { BTreeMap::new() };
             let history = &self.journal.history;
             let update = page::update(&status, history, &usage, self.n_process_changes);
             self.updates.send_replace(update);

@@ -35,7 +35,13 @@ fn write_model(folder: &Path) {
     let rule = Rule::Trainable { decay: false };
     let model = ModelSpec {
         name: "large".into(),
-        params: vec![ParamSpec { name: "w".into(), shape: vec![N_DENSE], init, rule }],
+        params: vec![ParamSpec {
+            name: "w".into(),
+            shape: vec![N_DENSE],
+            init,
+            rule,
+            is_double: false,
+        }],
         tables: vec![TableSpec { name: "t".into(), dim: DIM, init }],
         inputs: Vec::new(),
         metrics: vec![Metric::mse()],

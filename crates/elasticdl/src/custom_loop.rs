@@ -392,9 +392,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(plan(folder.path()), None);
         let count = JobSpec { model_def: "count".into(), ..JobSpec::default() };
-        let loop_plan = LoopPlan { n_records: 40, minibatch_size: 5, num_epochs: 2, ..any_plan() };
+        let any = any_plan();
         let described = Description {
-            plan: LoopPlan { shuffle: false, ..loop_plan.clone() },
+            plan: LoopPlan {
+                n_records: 40,
+                minibatch_size: 5,
+                num_epochs: 2,
+                shuffle: false,
+                ..any
+            },
             model: crate::models::describe(&count).unwrap(),
             first_values: vec![0.5],
             first_state: Vec::new(),
@@ -407,7 +413,7 @@ mod tests {
         assert_eq!((spec.minibatch_size, spec.shuffle), (5, false));
         assert_eq!(model(folder.path()).unwrap(), described.model);
         assert!(!is_stream(&spec));
-        LoopPlan { is_stream: true, ..loop_plan }.settle(&mut spec);
+        LoopPlan { is_stream: true, ..described.plan }.settle(&mut spec);
         assert_eq!(spec.training_data, "stream:40");
         assert!(is_stream(&spec));
     }

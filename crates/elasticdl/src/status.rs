@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     };
     if args.json {
         let is_local = matches!(&target, Target::Local(job) if job.is_running());
-        let usage = is_local.then(|| usage::of_job(&status)).unwrap_or_default();
+        let usage = if is_local { usage::of_job(&status) } else { BTreeMap::new() };
         write_json(&WithUsage { status: &status, usage }, out)?;
     } else {
         out.write_all(table(&status).as_bytes())?;
