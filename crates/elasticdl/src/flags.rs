@@ -23,38 +23,8 @@ pub(crate) const TRAIN: u8 = 4;
 pub(crate) const PREDICT: u8 = 8;
 /// The flags are accepted, but not shown in `--help`.
 pub(crate) const HIDDEN: u8 = 16;
-/// Flags of the other groups that make sense for a custom training loop.
+/// Flags of the other groups that make sense for a custom training loop: `Field::is_for_script`.
 pub(crate) const SCRIPT: u8 = 32;
-
-const SCRIPT_FLAGS: [&str; 27] = [
-    "fork_workers",
-    "allow_chaos",
-    "allreduce_dtype",
-    "checkpoint_dir",
-    "checkpoint_dir_for_init",
-    "checkpoint_secs",
-    "checkpoint_steps",
-    "clip_norm",
-    "encrypt_data",
-    "heartbeat_timeout_secs",
-    "http_hosts",
-    "http_port",
-    "keep_checkpoint_max",
-    "lane_balance",
-    "log_level",
-    "log_loss_steps",
-    "max_batch_failures",
-    "max_step",
-    "max_time",
-    "min_workers",
-    "on_nonfinite",
-    "otlp_endpoint",
-    "port",
-    "same_bits",
-    "task_timeout_secs",
-    "tensorboard_dir",
-    "track",
-];
 
 /// Flags without a position follow those that have one.
 const AFTER: usize = 1000;
@@ -70,7 +40,7 @@ fn flags(groups: u8) -> impl Iterator<Item = (&'static Field, &'static Flag)> {
         let flags = FIELDS.iter().filter_map(|field| Some((field, field.flag.as_ref()?)));
         let flags = flags.filter(move |(_, flag)| flag.group == group);
         flags.filter(move |(field, _)| {
-            groups & bit != 0 || groups & SCRIPT != 0 && SCRIPT_FLAGS.contains(&field.name)
+            groups & bit != 0 || groups & SCRIPT != 0 && field.is_for_script
         })
     })
 }

@@ -38,6 +38,8 @@ pub struct Field {
     pub is_path: bool,
     /// Whether it names a function or class of a Python model.
     pub is_symbol: bool,
+    /// Whether `elasticdl run` has its flag: it makes sense for a custom training loop.
+    pub is_for_script: bool,
     /// A deprecated name of its flag.
     pub old_name: Option<&'static str>,
     /// Shorter names of its flag. Files have only the field's own name.
@@ -111,6 +113,7 @@ impl Field {
             needs_cluster: false,
             is_path: false,
             is_symbol: false,
+            is_for_script: false,
             old_name: None,
             aliases: &[],
             value_aliases: &[],

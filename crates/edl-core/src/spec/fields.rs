@@ -155,7 +155,7 @@ job_description! {
             / "Unset: the model's." { flag: train("Model", "FACTOR") }
         clip_norm: Option<f64>, "Clip the gradient of a batch to this norm [default: no clipping]"
             / "Clip the gradient of a batch to this norm; unset: no clipping."
-            { flag: train("Model", "NORM") }
+            { flag: train("Model", "NORM"), is_for_script: true }
         optimizer_fn: String, "Function that creates the optimizer [default: optimizer]"
             / "The fields from here to prediction_outputs_processor name functions of a Python \
              module; empty: the default name." { flag: common("Python", "NAME"), is_symbol: true }
@@ -178,7 +178,7 @@ job_description! {
         checkpoint_dir_for_init: String,
             "Trained model to start from: a job, its output folder, a model.safetensors, a \
              checkpoint, or a folder with several checkpoints, of which the newest is used"
-            { flag: common("Model", "DIR"), fixed: VALUE, is_path: true }
+            { flag: common("Model", "DIR"), fixed: VALUE, is_path: true, is_for_script: true }
     }
 
     section "Data: a file, folder, glob or URL" {
@@ -247,14 +247,14 @@ job_description! {
              hosts, false within one]"
             / "Encrypt TCP connections that carry parameters and gradients; unset: true between \
              hosts, false within one."
-            { flag: at(9, "Processes", "BOOL") }
+            { flag: at(9, "Processes", "BOOL"), is_for_script: true }
     }
 
     section "AllReduce" {
         min_workers: u32 = 1,
             "Minimum number of workers; AllReduce pauses training while there are fewer"
             / "Wait while there are fewer workers."
-            { flag: train("AllReduce", "N"), least: 1, most: Some(MAX_WORKERS) }
+            { flag: train("AllReduce", "N"), least: 1, most: Some(MAX_WORKERS), is_for_script: true }
         max_workers: Option<u32>,
             "Maximum number of workers that `elasticdl scale` can set [default: lanes if set, \
              otherwise num_workers]"
@@ -272,14 +272,14 @@ job_description! {
             "What to do with a worker whose results differ bitwise from those of the others: \
              strict rejects it; report admits it and reports the difference"
             / "Reject a worker whose results differ bitwise; or report: admit it and report the \
-             difference." { flag: train("AllReduce", "") }
+             difference." { flag: train("AllReduce", ""), is_for_script: true }
         lane_balance: bool, "Assign fewer lanes to slow workers; results stay bit-identical"
-            { flag: train("AllReduce", "BOOL") }
+            { flag: train("AllReduce", "BOOL"), is_for_script: true }
         allreduce_dtype: AllreduceDtype,
             "Data type of gradients sent between workers, fixed for the job's lifetime: f32, or \
              bf16 for half the traffic"
             / "Data type of gradients sent between workers, fixed for the job's lifetime: f32 or \
-             bf16." { flag: train("AllReduce", ""), fixed: DTYPE }
+             bf16." { flag: train("AllReduce", ""), fixed: DTYPE, is_for_script: true }
     }
 
     section "Gradients" {
@@ -319,32 +319,36 @@ job_description! {
     section "Checkpoints and results" {
         checkpoint_dir: String, "Folder for checkpoints [default: `checkpoints` in the job folder]"
             / "Empty: `checkpoints` in the job folder."
-            { flag: train("Checkpoints", "DIR"), fixed: VALUE, is_path: true }
+            { flag: train("Checkpoints", "DIR"), fixed: VALUE, is_path: true, is_for_script: true }
         checkpoint_steps: u32, "Save a checkpoint every N steps; 0 disables"
-            / "Steps between checkpoints; 0 disables." { flag: train("Checkpoints", "N") }
+            / "Steps between checkpoints; 0 disables."
+            { flag: train("Checkpoints", "N"), is_for_script: true }
         checkpoint_secs: u32 = 30,
             "Save a checkpoint at this interval, in seconds; 0 disables"
-            / "Seconds between checkpoints; 0 disables." { flag: train("Checkpoints", "SECS") }
+            / "Seconds between checkpoints; 0 disables."
+            { flag: train("Checkpoints", "SECS"), is_for_script: true }
         keep_checkpoint_max: u32 = 3, "Number of checkpoints to keep; 0 keeps all"
-            { flag: train("Checkpoints", "N") }
+            { flag: train("Checkpoints", "N"), is_for_script: true }
         output: String,
             "Folder for the trained model or the predictions [default: `output` in the job folder]"
             / "Empty: `output` in the job folder." { flag: common("Results", "DIR"), is_path: true }
     }
 
     section "Limits" {
-        max_step: u64, "Stop at this step; 0 means no limit" { flag: train("Data", "N") }
+        max_step: u64, "Stop at this step; 0 means no limit"
+            { flag: train("Data", "N"), is_for_script: true }
         max_time: Seconds,
             "Stop after this time, even during an evaluation: seconds, or a number with a unit, \
              e.g. 10m or 2h [default: no limit]" / "Stop after this many seconds; 0 means no limit."
-            { flag: common("Job", "TIME") }
+            { flag: common("Job", "TIME"), is_for_script: true }
         task_timeout_secs: u32 = 300,
             "Reassign a worker's task when it makes no progress for this time, in seconds"
-            / "Reassign a worker's task when it makes no progress for this time." { flag: common("Processes", "SECS") }
+            / "Reassign a worker's task when it makes no progress for this time."
+            { flag: common("Processes", "SECS"), is_for_script: true }
         heartbeat_timeout_secs: f64 = 10.0,
             "Replace a process that sends no heartbeat for this time, in seconds"
             / "Replace a process that sends no heartbeat for this time."
-            { flag: common("Processes", "SECS") }
+            { flag: common("Processes", "SECS"), is_for_script: true }
         relaunch_on_worker_failure: u32 = 3,
             "Number of crashes without progress that the job tolerates; preemptions and evictions \
              do not count" / "Number of crashes without progress that the job tolerates."
@@ -353,43 +357,45 @@ job_description! {
             "Start Python workers on this machine as forks of one process that has already imported \
              the packages at the top of the script or model; false starts each one separately"
             / "Fork Python workers on this machine from a process that has imported their packages."
-            { flag: common("Processes", "BOOL") }
+            { flag: common("Processes", "BOOL"), is_for_script: true }
         max_batch_failures: u32 = 3, "Fail the job after this many failures of the same batch"
-            { flag: common("Processes", "N") }
+            { flag: common("Processes", "N"), is_for_script: true }
         on_nonfinite: OnNonfinite,
             "What to do with a batch whose loss or gradient is not finite: stop fails the job, \
              skip leaves the batch out, rollback loads the last checkpoint and leaves it out"
             / "A batch whose loss or gradient is not finite: stop fails the job, skip leaves the \
              batch out, rollback loads the last checkpoint and leaves it out."
-            { flag: train("Gradients", "") }
+            { flag: train("Gradients", ""), is_for_script: true }
     }
 
     section "Monitoring" {
         log_level: LogLevel, "Log level: DEBUG, INFO, WARNING or ERROR"
-            / "DEBUG, INFO, WARNING or ERROR." { flag: common("Results", "LEVEL") }
+            / "DEBUG, INFO, WARNING or ERROR."
+            { flag: common("Results", "LEVEL"), is_for_script: true }
         log_loss_steps: u32 = 100, "Log each worker's loss every N steps"
-            / "Steps between log lines with a worker's loss." { flag: train("Results", "N") }
+            / "Steps between log lines with a worker's loss."
+            { flag: train("Results", "N"), is_for_script: true }
         tensorboard_dir: String, "Write TensorBoard event files to this folder"
-            { flag: train("Results", "DIR"), is_path: true }
+            { flag: train("Results", "DIR"), is_path: true, is_for_script: true }
         track: Option<Track>,
             "Also send the metrics that a script logs, and the job's options, to W&B (wandb) or \
              MLflow (mlflow)"
             / "Also send the metrics that a script logs to W&B (wandb) or MLflow (mlflow)."
-            { flag: train("Results", "") }
+            { flag: train("Results", ""), is_for_script: true }
         otlp_endpoint: String, "Send traces to this OpenTelemetry collector, e.g. http://host:4317"
-            { flag: at(7, "Processes", "URL") }
+            { flag: at(7, "Processes", "URL"), is_for_script: true }
         http_port: u16, "Port of the job's web page, /metrics and /healthz; 0 picks a free port"
-            { flag: at(6, "Processes", "PORT") }
+            { flag: at(6, "Processes", "PORT"), is_for_script: true }
         http_hosts: Parsed<HttpHosts>,
             "Host names of the web page behind an ingress or proxy, separated by commas; * allows \
              any. IP addresses, localhost and the names of the job's Service are always allowed"
             / "Host names of the web page behind an ingress or proxy, separated by commas; * allows \
-             any." { flag: common("Processes", "NAMES") }
+             any." { flag: common("Processes", "NAMES"), is_for_script: true }
         allow_chaos: bool, "Allow fault injection from the web page and `elasticdl chaos`"
-            { flag: at(8, "Processes", "true|false") }
+            { flag: at(8, "Processes", "true|false"), is_for_script: true }
         port: u16,
             "Port of the master; 0 picks a free port [default: 0; 50001 for `elasticdl master`]"
-            { flag: at(5, "Processes", "") }
+            { flag: at(5, "Processes", ""), is_for_script: true }
     }
 
     section "Kubernetes" {
