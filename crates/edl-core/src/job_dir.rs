@@ -46,7 +46,9 @@ entries! {
     metrics: "metrics.jsonl",
     /// How processes ended, as the supervisor saw it.
     exits: "exits.jsonl",
-    /// Curves and process timeline.
+    /// The points of all curves, for the page.
+    curves: "curves.bin",
+    /// Downsampled curves and process timeline.
     history: "history.json",
     /// The page of a job that has ended.
     report: "report.html",

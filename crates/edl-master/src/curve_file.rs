@@ -7,7 +7,6 @@ use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use edl_core::job_dir::JobDir;
 use serde_json::{Value, json};
 
 use crate::history::Sample;
@@ -63,11 +62,6 @@ impl Point {
         }
         Self { at_secs: f64::from_le_bytes(*at), step: u64::from_le_bytes(*step), values }
     }
-}
-
-/// Where the curves of a job are.
-pub(crate) fn path(job_dir: &JobDir) -> PathBuf {
-    job_dir.path().join("curves.bin")
 }
 
 /// Adds points to the file.

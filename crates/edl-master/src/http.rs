@@ -108,7 +108,7 @@ async fn all(State(shared): App) -> Response {
 
 /// The curves in the range of time of the query, all of them without one.
 async fn curves(State(shared): App, uri: Uri) -> Response {
-    let (path, range) = (curve_file::path(&shared.context.job_dir), range(uri.query()));
+    let (path, range) = (shared.context.job_dir.curves(), range(uri.query()));
     let _turn = shared.readers.acquire().await;
     let read = tokio::task::spawn_blocking(move || curve_file::read(&path, range)).await;
     match read.map_err(io::Error::other).flatten() {

@@ -17,7 +17,7 @@ use edl_net::proto;
 use serde_json::json;
 
 use crate::Addresses;
-use crate::curve_file::{self, CurveFile};
+use crate::curve_file::CurveFile;
 use crate::history::History;
 use crate::line_file::{LineFile, MAX_BYTES};
 use crate::logged;
@@ -55,7 +55,7 @@ impl Journal {
         if resume {
             history.close_all();
         }
-        let curves = curve_file::path(job_dir);
+        let curves = job_dir.curves();
         let curves = CurveFile::open(&curves, history.samples.iter().map(Into::into))
             .inspect_err(|error| tracing::warn!(%error, "cannot write the curves for the page"));
         let tensorboard = (!tensorboard_dir.is_empty())

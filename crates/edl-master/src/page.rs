@@ -94,7 +94,7 @@ pub(crate) fn live() -> String {
 
 /// The page with everything in it.
 pub(crate) fn frozen(job_dir: &JobDir, status: &JobStatus, history: &History) -> String {
-    let points = curve_file::read(&curve_file::path(job_dir), f64::MIN..f64::MAX);
+    let points = curve_file::read(&job_dir.curves(), f64::MIN..f64::MAX);
     let mut points = points.unwrap_or_default();
     if points.is_empty() {
         // A job of an earlier build, or a disk that was full.
@@ -139,7 +139,7 @@ mod tests {
             points.push(Point::from(&sample));
             history.samples.push(sample);
         }
-        drop(CurveFile::open(&curve_file::path(job_dir), points.into_iter()).unwrap());
+        drop(CurveFile::open(&job_dir.curves(), points.into_iter()).unwrap());
         for n in 0..300_u32 {
             let at = |part: u32| 1.7e9 + f64::from(n * 2000 + part * 7) / 3.0;
             let state = InstanceState::Working;
@@ -197,7 +197,7 @@ mod tests {
             ..JobStatus::default()
         };
         let all = everything(&status, &history, 7);
-        let path = curve_file::path(&job_dir);
+        let path = job_dir.curves();
         let points = curves(&curve_file::read(&path, f64::MIN..f64::MAX).unwrap());
         let sizes = [live().len(), all.len(), points.len()];
         assert!(sizes.iter().sum::<usize>() < MAX_BYTES, "{sizes:?}");
