@@ -11,4 +11,10 @@ static TARGET: LazyLock<Target> = LazyLock::new(|| {
     Target::find(&name).expect("a target of edl-fuzz")
 });
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (TARGET.run)(bytes));
+/// As in every Rust program: a write to a closed socket is an error, and does not end the process.
+fn ignore_broken_pipes() {
+    // SAFETY: no handler runs, and no other thread has started.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+libfuzzer_sys::fuzz_target!(init: ignore_broken_pipes(), |bytes: &[u8]| (TARGET.run)(bytes));

@@ -170,6 +170,9 @@ class Description(FirstStep):
     def has_succeeded(self) -> bool:
         return False
 
+    def fail(self, why: str) -> None:
+        """There is no job yet that could fail; the exception is shown."""
+
     def _finish(self, description: dict[str, Any], values: np.ndarray, state: bytes) -> None:
         if state:
             (self._folder / "first_state.bin").write_bytes(state)

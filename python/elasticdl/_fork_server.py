@@ -342,7 +342,10 @@ def _become(
 ) -> None:
     """Turns this fork into a process as its caller would have started it."""
     _end_with(caller)
-    os.setpgid(0, 0 if request["leads_group"] else os.getpgid(caller))
+    try:
+        os.setpgid(0, 0 if request["leads_group"] else os.getpgid(caller))
+    except PermissionError:  # The caller has left the session, as with `--detach`.
+        os.setpgid(0, 0)
     for fd, target in zip(fds, range(_STDIO)):
         os.dup2(fd, target)
         os.close(fd)

@@ -77,6 +77,10 @@ _OTHER_BATCHES = (
     "the batches of an epoch are not those of the epoch before; request the same dataset, batch "
     "size, order and loader options in every epoch"
 )
+_OTHER_STREAM = (
+    "`epoch_steps` or the batch size of the stream is not what the job started with; restore it, or "
+    "start a new job"
+)
 
 
 def init(
@@ -191,8 +195,8 @@ class Job(Evaluating, Logging):
         self._early = []
         # Whether the next steps change nothing; their records are not read.
         self.is_passing_over = False
-        # Whether the data is a stream, whose records have no numbers.
-        self.is_stream = False
+        # The data, if it is a stream, whose records have no numbers.
+        self._stream: _stream.Stream | None = None
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
         # The number of workers that the job started with; it may have others now.
         self.world_size = int(os.environ.get(_WORLD_SIZE, "1"))
@@ -220,6 +224,11 @@ class Job(Evaluating, Logging):
     def module(self) -> Any:
         """The model, without wrappers."""
         return self._module
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the data is a stream."""
+        return self._stream is not None
 
     @property
     def is_described(self) -> bool:
@@ -464,11 +473,19 @@ class Job(Evaluating, Logging):
         collate: Callable[[list[Any]], Any] | None,
     ) -> tuple[_records.Fetch | _stream.Fetch, int, bool]:
         """Returns what makes batches, the number of records, and whether the job shuffles them."""
-        self.is_stream = isinstance(dataset, _stream.Stream)
-        if not self.is_stream:
+        if self._stream is not None and dataset is not self._stream:
+            raise RuntimeError(_OTHER_BATCHES)
+        if not isinstance(dataset, _stream.Stream):
             return _records.Fetch(dataset, collate), _records.count(dataset), shuffle
-        dataset.connect(job_folder())
+        self._stream = dataset
         n_records = dataset.epoch_steps * self.lanes * batch_size
+        folder = job_folder()
+        if folder is not None:
+            spec = json.loads((folder / "job.json").read_text())
+            given = f"stream:{n_records}", batch_size
+            if (spec["training_data"], spec["minibatch_size"]) != given:
+                raise RuntimeError(_OTHER_STREAM)
+        dataset.connect(folder)
         return _stream.Fetch(dataset, self, batch_size, collate), n_records, False
 
     def _reader(
@@ -835,6 +852,8 @@ class Job(Evaluating, Logging):
         if sys.excepthook is _show_shortly:
             sys.excepthook = self._show
         self._watch()
+        if self._stream is not None:
+            self._stream.connect(job_folder())
         self._log_early()
         return _open_loop(self)
 
@@ -908,7 +927,8 @@ def _handle_signals() -> None:
 
 def _lead_group() -> None:
     """Makes this process and its children a group of their own: Ctrl-C is for the supervisor."""
-    os.setpgid(0, 0)
+    with contextlib.suppress(PermissionError):  # It leads a session, and so a group.
+        os.setpgid(0, 0)
     for child in multiprocessing.active_children():
         with contextlib.suppress(OSError):  # It has ended, or become another program.
             os.setpgid(child.pid or 0, os.getpid())

@@ -54,7 +54,10 @@ class Stream:
 
     def connect(self, folder: Path | None) -> None:
         """Keeps positions in the folder of the job, if there is one."""
-        self._folder = None if folder is None else folder / _FOLDER
+        folder = None if folder is None else folder / _FOLDER
+        if folder != self._folder:
+            # What was read before has only described the job.
+            self._folder, self._lanes, self._is_first = folder, {}, True
 
     def read(self, step: int, lane: int, n_lanes: int, batch_size: int) -> list[Any]:
         """Returns the records of a lane's batch, or this batch if the share consists of batches."""

@@ -189,7 +189,8 @@ class Accelerator(accelerate.Accelerator):
         self._tracking = (project_name, config, *args), kwargs
         if self.job is not None:
             self.job.log_config(config or {})
-        if self.is_main_process:
+        # The process that describes the job may turn out to be a rehearsal; `log` opens them later.
+        if self.is_main_process and not _trainers.is_described():
             super().init_trackers(project_name, config, *args, **kwargs)
 
     def log(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> None:

@@ -58,12 +58,9 @@ class Counts(nn.Module):
 class Losing(Faults):
     """Kills workers, and loses the last positions that they have written."""
 
-    def __init__(self, folder: Path, n_workers: int, kills: list[int], written: Path) -> None:
-        super().__init__(folder, n_workers, kills)
-        self._written = written
-
     def before_kill(self) -> None:
-        for file in self._written.glob("*/*"):
+        written = Path(os.environ["ELASTICDL_JOB_DIR"]) / "stream_positions"
+        for file in written.glob("*/*"):
             lines = file.read_bytes().splitlines(keepends=True)
             # Each of them follows an empty line.
             file.write_bytes(b"".join(lines[: -2 * N_LOST]))
@@ -74,8 +71,7 @@ def main(folder: Path, n_workers: int, kills: list[int]) -> None:
         assert n_lanes == N_LANES
         return StatefulDataLoader(Share(lane), batch_size=BATCH)
 
-    written = Path(os.environ.get("ELASTICDL_JOB_DIR", folder)) / "stream_positions"
-    faults = Losing(folder, n_workers, kills, written)
+    faults = Losing(folder, n_workers, kills)
     model = Counts()
     job = elasticdl.init(model, torch.optim.SGD(model.parameters(), lr=N_LANES * BATCH))
     stream = elasticdl.data.stream(open_share, epoch_steps=EPOCH_STEPS, at_least_once=True)

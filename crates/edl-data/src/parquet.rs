@@ -17,6 +17,7 @@ use ::parquet::column::page::PageReader;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{AsBytes as _, DataType};
 use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::{FileReader as _, RowGroupReader, SerializedFileReader};
 use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
 use edl_core::spec::Codec;
@@ -209,6 +210,17 @@ fn column_names(schema: &SchemaDescriptor) -> Vec<String> {
     schema.columns().iter().map(|column| name(column)).collect()
 }
 
+/// Where the pages of a column are in the file, and their length; the library would panic if a number
+/// is negative.
+fn place(column: &ColumnChunkMetaData) -> Result<(u64, u64), ParquetError> {
+    let start = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
+    let place = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
+    place.ok_or_else(|| {
+        let name = column.column_path();
+        ParquetError::General(format!("column {name} has a negative place or length in the file"))
+    })
+}
+
 fn read_table(group: &dyn RowGroupReader, file: &File) -> Result<Table, ParquetError> {
     let metadata = group.metadata();
     let n_rows = usize::try_from(metadata.num_rows()).ok().filter(|n| *n <= MAX_VALUES);
@@ -217,7 +229,7 @@ fn read_table(group: &dyn RowGroupReader, file: &File) -> Result<Table, ParquetE
     let mut columns = Vec::new();
     for number in 0..metadata.num_columns() {
         let column = metadata.column(number);
-        let (start, len) = column.byte_range();
+        let (start, len) = place(column)?;
         let ratio = pages::max_ratio(column.compression());
         if !pages::are_plausible(file, start, start.saturating_add(len), ratio)? {
             let name = column.column_path();

@@ -14,6 +14,19 @@ use crate::data::Data;
 
 /// Fields whose values can be secret. The second one has the containers of all pods in it.
 const SECRET: [&str; 2] = ["envs", "cluster_spec_json"];
+/// Words of names whose values are secret, as in `--hf_token=…` and `?X-Amz-Signature=…`.
+const SECRET_WORDS: [&str; 10] = [
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "credential",
+    "credentials",
+    "apikey",
+    "signature",
+    "sig",
+    "key",
+];
 const HIDDEN: &str = "***";
 
 /// The program that runs a master.
@@ -75,20 +88,46 @@ fn command(job_dir: &JobDir) -> String {
     let text = fs::read(job_dir.supervisor()).unwrap_or_default();
     let words =
         serde_json::from_slice(&text).map_or_else(|_| Vec::new(), |it: Supervisor| it.command);
-    let mut shown = Vec::new();
-    let mut is_secret = false;
-    for word in words {
-        let (name, value) = word.split_once('=').map_or((&*word, None), |(n, v)| (n, Some(v)));
-        let is_named = SECRET.iter().any(|secret| name.strip_prefix("--") == Some(secret));
-        let hidden = match (is_secret, is_named && value.is_some()) {
+    let words = masked(words.iter().map(String::as_str));
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// The words of a command without secrets.
+fn masked<'a>(words: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut is_value = false;
+    let mask = |word: &str| {
+        let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+        let is_named = is_secret(name);
+        let shown = match (is_value, is_named && value.is_some()) {
             (true, _) => HIDDEN.to_owned(),
             (false, true) => format!("{name}={HIDDEN}"),
-            (false, false) => quoted(&without_password(&word)),
+            (false, false) => without_passwords(&without_secret_pairs(word)),
         };
-        is_secret = is_named && value.is_none() && !is_secret;
-        shown.push(hidden);
-    }
-    shown.join(" ")
+        is_value = is_named && value.is_none() && name.starts_with('-') && !is_value;
+        shown
+    };
+    words.map(mask).collect()
+}
+
+/// Whether the values of an option, variable or key with this name are secret.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_lowercase();
+    let is_field = SECRET.contains(&name.trim_start_matches('-'));
+    let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    is_field || words.any(|word| SECRET_WORDS.contains(&word))
+}
+
+/// `?signature=…&x=1` without the signature.
+fn without_secret_pairs(text: &str) -> String {
+    let is_end = |c: char| "?&;,".contains(c);
+    let mask = |piece: &str| match piece.split_once('=') {
+        Some((name, value)) if is_secret(name) => {
+            let end = &value[value.trim_end_matches(is_end).len()..];
+            format!("{name}={HIDDEN}{end}")
+        }
+        Some(_) | None => piece.into(),
+    };
+    text.split_inclusive(is_end).map(mask).collect()
 }
 
 /// A word as a shell would read it.
@@ -100,18 +139,21 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// `https://user:password@host` without the password.
-fn without_password(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
-    let authority = rest.split('/').next().unwrap_or_default();
-    match authority.rsplit_once('@') {
-        Some((user, _)) => {
-            let rest = rest.strip_prefix(user).unwrap_or_default();
-            let user = user.split(':').next().unwrap_or_default();
-            format!("{scheme}://{user}:{HIDDEN}{rest}")
+/// `https://user:password@host` without the password, for every URL in the text.
+fn without_passwords(text: &str) -> String {
+    let (mut shown, mut rest) = (String::new(), text);
+    while let Some((scheme, after)) = rest.split_once("://") {
+        shown.extend([scheme, "://"]);
+        rest = after;
+        let is_end = |c: char| "/'\"".contains(c) || c.is_whitespace();
+        let authority = after.split(is_end).next().unwrap_or_default();
+        if let Some((user, _)) = authority.rsplit_once('@') {
+            let name = user.split(':').next().unwrap_or_default();
+            shown.extend([name, ":", HIDDEN]);
+            rest = after.strip_prefix(user).unwrap_or_default();
         }
-        None => text.into(),
     }
+    shown + rest
 }
 
 fn fields(spec: &JobSpec) -> Vec<(String, String)> {
@@ -127,8 +169,9 @@ fn fields(spec: &JobSpec) -> Vec<(String, String)> {
 
 fn shown(name: &str, value: &Value) -> String {
     match value {
-        _ if SECRET.contains(&name) => HIDDEN.into(),
-        Value::String(text) => without_password(text),
+        _ if is_secret(name) => HIDDEN.into(),
+        // It can be a command.
+        Value::String(text) => masked(text.split(' ')).join(" "),
         Value::Object(values) => {
             let pairs = values.iter().map(|(key, value)| format!("{key}={}", shown(key, value)));
             pairs.collect::<Vec<_>>().join(";")
@@ -147,7 +190,7 @@ fn data_sets(spec: &JobSpec, data: &Data) -> Vec<DataSet> {
     ];
     let used = all.into_iter().filter(|(_, path, records)| path.is_some() && *records > 0);
     let data_set = |(name, path, records): (&str, Option<&String>, u64)| {
-        let path = path.map(|path| without_password(path)).unwrap_or_default();
+        let path = path.map(|path| without_passwords(path)).unwrap_or_default();
         DataSet { name: name.into(), path, records }
     };
     used.map(data_set).collect()
@@ -194,13 +237,23 @@ mod tests {
             "--lr",
             "0.1",
             "--training_data=s3://me:abc@host/it's",
+            "--data=https://a/x?sig=abc&n=1",
+            "https://me:abc@a/x,https://me:abc@b/y",
+            "--hf_token=abc",
+            "--password",
+            "abc",
+            "--tokenizer=words",
         ];
         let supervisor = json!({ "pid": 7, "command": words }).to_string();
         fs::write(job_dir.supervisor(), supervisor).unwrap();
         let spec = JobSpec {
             training_data: "https://me:abc@host/data".into(),
-            model_params: [("hidden".to_owned(), "128".to_owned())].into(),
+            model_params: [("hidden", "128"), ("secret_key", "abc")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
             envs: "TOKEN=abc".into(),
+            job_command: "env WANDB_API_KEY=abc python3 t.py --a=https://h/x --db=sql://u:abc@db/y"
+                .into(),
             learning_rate: Some(0.1),
             num_workers: 3,
             ..JobSpec::default()
@@ -209,12 +262,18 @@ mod tests {
         let build = Build { commit: "1234", instruction_set: "avx2" };
         let about = About::new(&job_dir, &spec, &data, build);
         let expected = "elasticdl train '--model_params=hidden=128; lr=1' --envs *** --envs=*** \
-                        --lr 0.1 '--training_data=s3://me:***@host/it'\\''s'";
+                        --lr 0.1 '--training_data=s3://me:***@host/it'\\''s' \
+                        '--data=https://a/x?sig=***&n=1' \
+                        https://me:***@a/x,https://me:***@b/y \
+                        --hf_token=*** --password *** --tokenizer=words";
         assert_eq!(about.command, expected);
         let fields: Vec<(&str, &str)> =
             about.fields.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let job_command =
+            "env WANDB_API_KEY=*** python3 t.py --a=https://h/x --db=sql://u:***@db/y";
         let expected = [
-            ("model_params", "hidden=128"),
+            ("job_command", job_command),
+            ("model_params", "hidden=128;secret_key=***"),
             ("learning_rate", "0.1"),
             ("training_data", "https://me:***@host/data"),
             ("num_workers", "3"),

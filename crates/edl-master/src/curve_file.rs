@@ -16,6 +16,8 @@ const RECORD: usize = 32;
 /// Points of a file; six days of a job. When it is full, every second one is dropped, so old points
 /// are farther apart than new ones.
 const MAX_POINTS: u64 = 1 << 20;
+/// Points that are added before a file is thinned again that could not be.
+const RETRY_THINNING: u64 = 1 << 12;
 /// Points that a plot gets are those of so many equal parts of its range.
 const PARTS: u64 = 200;
 
@@ -73,22 +75,27 @@ pub(crate) struct CurveFile {
 }
 
 impl CurveFile {
-    /// Opens the file of a job. If there is none, it begins with `before`.
+    /// Opens the file of a job. If there is none, or an empty one, it begins with `before`.
     pub(crate) fn open(path: &Path, before: impl Iterator<Item = Point>) -> io::Result<Self> {
-        let is_new = !path.exists();
         let mut file = File::options().create(true).append(true).read(true).open(path)?;
         // A master that was killed may have left a part of a record.
         let n_points = file.metadata()?.len() / RECORD as u64;
         file.set_len(n_points * RECORD as u64)?;
+        let is_new = n_points == 0;
         let bytes: Vec<u8> = before.filter(|_| is_new).flat_map(Point::to_bytes).collect();
-        file.write_all(&bytes)?;
+        if let Err(error) = file.write_all(&bytes) {
+            // The next master writes them again.
+            file.set_len(n_points * RECORD as u64)?;
+            return Err(error);
+        }
         let n_points = n_points + (bytes.len() / RECORD) as u64;
         Ok(Self { path: path.into(), file, n_points, limit: MAX_POINTS })
     }
 
     pub(crate) fn add(&mut self, point: Point) -> io::Result<()> {
-        if self.n_points >= self.limit {
-            self.thin()?;
+        if self.n_points >= self.limit && self.thin().is_err() {
+            // The disk is full: not again at once.
+            self.limit = self.n_points + RETRY_THINNING;
         }
         let written = self.file.write_all(&point.to_bytes());
         match written {
@@ -107,6 +114,7 @@ impl CurveFile {
         crate::journal::replace(&self.path, &kept)?;
         self.file = File::options().append(true).read(true).open(&self.path)?;
         self.n_points = (kept.len() / RECORD) as u64;
+        self.limit = MAX_POINTS.min(self.limit);
         Ok(())
     }
 }
@@ -120,7 +128,8 @@ pub(crate) fn read(path: &Path, range: Range<f64>) -> io::Result<Vec<Point>> {
     };
     let n_points = file.metadata()?.len() / RECORD as u64;
     let from = first(&mut file, n_points, |point| point.at_secs >= range.start)?;
-    let to = first(&mut file, n_points, |point| point.at_secs > range.end)?;
+    // A range that ends before it starts is empty.
+    let to = first(&mut file, n_points, |point| point.at_secs > range.end)?.max(from);
     file.seek(SeekFrom::Start(from * RECORD as u64))?;
     let mut reader = BufReader::with_capacity(256 << 10, file);
     let mut points = Vec::new();
@@ -204,7 +213,11 @@ mod tests {
         assert_eq!(all.last(), points.last());
         let some = read(&path, 51_000.0..51_050.0).unwrap();
         assert_eq!(some, points[100_000..=100_100]);
-        assert!(read(&path, 0.0..10.0).unwrap().is_empty());
+        for (from, to) in
+            [(0.0, 10.0), (51_050.0, 51_000.0), (f64::MAX, f64::MIN), (f64::NAN, 2000.0)]
+        {
+            assert!(read(&path, from..to).unwrap().is_empty(), "{from} to {to}");
+        }
         assert!(read(&path.with_extension("none"), 0.0..10.0).unwrap().is_empty());
     }
 

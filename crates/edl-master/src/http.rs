@@ -61,7 +61,7 @@ struct Shared {
     live: String,
     watchers: Arc<Semaphore>,
     /// Reads of the curves in progress.
-    readers: Semaphore,
+    readers: Arc<Semaphore>,
     shutdown: CancellationToken,
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn serve(
     let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
     let live = page::live();
     // A long read keeps a core busy for some milliseconds: readers take turns.
-    let readers = Semaphore::new(1);
+    let readers = Arc::new(Semaphore::new(1));
     let shared = Arc::new(Shared { context, live, watchers, readers, shutdown: shutdown.clone() });
     let router = Router::new()
         .route("/", get(root))
@@ -109,8 +109,13 @@ async fn all(State(shared): App) -> Response {
 /// The curves in the range of time of the query, all of them without one.
 async fn curves(State(shared): App, uri: Uri) -> Response {
     let (path, range) = (shared.context.job_dir.curves(), range(uri.query()));
-    let _turn = shared.readers.acquire().await;
-    let read = tokio::task::spawn_blocking(move || curve_file::read(&path, range)).await;
+    let turn = Arc::clone(&shared.readers).acquire_owned().await;
+    let read = tokio::task::spawn_blocking(move || {
+        // A client that disconnects does not end the read.
+        let _held_to_the_end = turn;
+        curve_file::read(&path, range)
+    });
+    let read = read.await;
     match read.map_err(io::Error::other).flatten() {
         Ok(points) => json(page::curves(&points)),
         Err(error) => {
@@ -124,7 +129,8 @@ async fn curves(State(shared): App, uri: Uri) -> Response {
 fn range(query: Option<&str>) -> Range<f64> {
     let end = |name: &str| {
         let mut pairs = query.unwrap_or_default().split('&');
-        pairs.find_map(|pair| pair.strip_prefix(name)?.parse::<f64>().ok())
+        let number = pairs.find_map(|pair| pair.strip_prefix(name)?.parse::<f64>().ok());
+        number.filter(|number| number.is_finite())
     };
     end("from=").unwrap_or(f64::MIN)..end("to=").unwrap_or(f64::MAX)
 }

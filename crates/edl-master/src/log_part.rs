@@ -63,6 +63,8 @@ impl Wanted {
         let mut from = start;
         if forward.is_none() && start > 0 {
             let first = bytes.iter().position(newline).map_or(0, |at| at + 1);
+            // A line that fills the part is as it is.
+            let first = if first == bytes.len() { 0 } else { first };
             bytes.drain(..first);
             from += first as u64;
         }
@@ -128,6 +130,11 @@ mod tests {
         assert_eq!((part.from, part.to), (0, MAX_PART));
         let part = wanted("ps-0", None, None).read(folder.path()).unwrap();
         assert_eq!(part.to, MAX_PART + 7);
+        // Backward, a line that fills the part must not be dropped: nothing before it could be read.
+        let line = [vec![b'x'; usize::try_from(MAX_PART).unwrap() + 7], b"\n".to_vec()].concat();
+        fs::write(folder.path().join("ps-0.log"), line).unwrap();
+        let part = wanted("ps-0", None, None).read(folder.path()).unwrap();
+        assert_eq!((part.from, part.to), (8, MAX_PART + 8));
     }
 
     #[test]

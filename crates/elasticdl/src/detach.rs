@@ -87,6 +87,7 @@ pub(crate) fn start_new(
         Some(job) => wait(child, &job).map(|()| Ok(job)),
         None => {
             let status = child.wait().context("cannot watch the job")?;
+            anyhow::ensure!(status.code().is_some(), "the job did not start ({status})");
             Ok(Err(status.code().and_then(Exit::from_code).unwrap_or(Exit::Failed)))
         }
     }

@@ -43,9 +43,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> anyhow::Result<Exit
         Source::Exported(model) => {
             let copy = || {
                 std::fs::create_dir_all(output)?;
-                [WEIGHTS, CARD].iter().try_for_each(|name| {
-                    copy_whole(&model.weights.with_file_name(name), &output.join(name))
-                })
+                copy_all(model.weights.parent().unwrap_or(Path::new("")), output, &[WEIGHTS, CARD])
             };
             copy().with_context(|| format!("cannot write to `{shown}`"))?;
         }
@@ -61,12 +59,18 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     Ok(Exit::Ok)
 }
 
-/// Copies a file, which may be the same one; after an error, what was there before stays.
-fn copy_whole(from: &Path, to: &Path) -> std::io::Result<()> {
-    let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let draft = to.with_file_name(format!(".{name}.new"));
-    std::fs::copy(from, &draft).and_then(|_| std::fs::rename(&draft, to)).inspect_err(|_| {
-        let _draft_stays_hidden = std::fs::remove_file(&draft);
+/// Copies files, which may be the same ones; after an error, what was there before stays.
+fn copy_all(from: &Path, to: &Path, names: &[&str]) -> std::io::Result<()> {
+    let draft = |name: &str| to.join(format!(".{name}.new"));
+    let copied =
+        names.iter().try_for_each(|name| std::fs::copy(from.join(name), draft(name)).map(drop));
+    let copied = copied.and_then(|()| {
+        names.iter().try_for_each(|name| std::fs::rename(draft(name), to.join(name)))
+    });
+    copied.inspect_err(|_| {
+        names.iter().for_each(|name| {
+            let _draft_stays_hidden = std::fs::remove_file(draft(name));
+        });
     })
 }
 
@@ -75,17 +79,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_copied_whole_or_not_at_all() {
-        let dir = tempfile::tempdir().unwrap();
-        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
-        std::fs::write(&from, "new").unwrap();
-        copy_whole(&from, &to).unwrap();
-        copy_whole(&to, &to).unwrap();
-        assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
-        copy_whole(&dir.path().join("none"), &to).unwrap_err();
-        // A folder cannot be copied: the draft is removed.
-        copy_whole(dir.path(), &to).unwrap_err();
-        assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    fn files_are_copied_all_or_none() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let write = |name, text| std::fs::write(from.path().join(name), text).unwrap();
+        let read = |name| std::fs::read_to_string(to.path().join(name)).unwrap();
+        write("a", "old");
+        write("b", "old");
+        copy_all(from.path(), to.path(), &["a", "b"]).unwrap();
+        copy_all(to.path(), to.path(), &["a", "b"]).unwrap();
+        write("a", "new");
+        std::fs::remove_file(from.path().join("b")).unwrap();
+        copy_all(from.path(), to.path(), &["a", "b"]).unwrap_err();
+        // A folder cannot be copied.
+        std::fs::create_dir(from.path().join("b")).unwrap();
+        copy_all(from.path(), to.path(), &["a", "b"]).unwrap_err();
+        assert_eq!((read("a"), read("b")), ("old".into(), "old".into()));
+        assert_eq!(std::fs::read_dir(to.path()).unwrap().count(), 2, "no draft is left");
     }
 }

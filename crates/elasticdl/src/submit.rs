@@ -170,6 +170,7 @@ pub(crate) fn described(
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(home, &mut spec, &given)?;
     if spec.is_custom_loop() {
+        shipped::fill_name(&mut spec)?;
         let place = home.place(&spec.job_name, dir)?;
         check_before_script(home, &spec, &place)?;
         let forks = fork_server(&spec);

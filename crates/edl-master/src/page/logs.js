@@ -32,6 +32,11 @@ const readLog = oneAtATime(async () => {
   if (log.process === process) append(part);
   // Another one was chosen meanwhile.
   else setTimeout(readLog);
+  // Far behind, for example after a while out of sight: continue from the end.
+  if (last && log.process === process && part.to - part.from > MAX_CHUNK / 2) {
+    log.chunks = [];
+    setTimeout(readLog);
+  }
   drawLog();
 });
 const readEarlier = oneAtATime(async () => {
@@ -39,7 +44,7 @@ const readEarlier = oneAtATime(async () => {
   if (!first || first.from === 0) return;
   const part = await askLogs({ to: first.from });
   if (log.process !== process || log.chunks[0] !== first) return;
-  // Whoever reads the past does not follow.
+  // A reader of the past does not follow.
   $("log-follow").checked = false;
   if (part.to === first.from && part.text) log.chunks.unshift(part);
   if (log.chunks.length > MAX_CHUNKS) log.chunks.pop();

@@ -87,7 +87,9 @@ const get = async (path) => {
   return answer.json();
 };
 const refresh = oneAtATime(async () => {
-  const [all, points] = await Promise.all([get("api/all"), get("api/curves")]);
+  // Curves that cannot be read do not take the rest with them.
+  const curves = get("api/curves").catch(() => model.points);
+  const [all, points] = await Promise.all([get("api/all"), curves]);
   takeAll({ ...all, points });
   model.n_fetched = points.length;
   fetchDetail();

@@ -7,6 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::job_dir::JobDir;
@@ -18,6 +19,11 @@ use tempfile::TempDir;
 use super::{Home, Job};
 use crate::exit::refuse;
 
+/// How the names of folders begin that are not the folder of a job yet.
+const DRAFT: &str = ".new-";
+/// No command needs a draft for so long.
+const OLD_DRAFT: Duration = Duration::from_secs(24 * 3600);
+
 impl Home {
     /// Creates the folder of a new job, with a new key. If it is `dir`, a link leads to it.
     pub(crate) fn create(&self, spec: &JobSpec, dir: Option<&Path>) -> anyhow::Result<Job> {
@@ -26,7 +32,7 @@ impl Home {
         self.check_free(&spec.job_name, &place)?;
         let parent = self.parent(&place)?;
         let unwritable = |error: &dyn Display| unwritable(&place, error);
-        let draft = parent.join(format!(".new-{}-{}", spec.job_name, suffix()?));
+        let draft = parent.join(format!("{DRAFT}{}-{}", spec.job_name, suffix()?));
         let made = fill(&draft, spec).and_then(|()| {
             fs::rename(&draft, &place)
                 .with_context(|| format!("`{}` already exists", place.display()))
@@ -51,9 +57,22 @@ impl Home {
 
     /// A hidden folder beside that of a job, for files that become part of it.
     pub(crate) fn draft(&self, name: &str, place: &Path) -> anyhow::Result<TempDir> {
-        let prefix = format!(".new-{name}-");
+        self.remove_old_drafts();
+        let prefix = format!("{DRAFT}{name}-");
         let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(self.parent(place)?);
         made.map_err(|error| unwritable(place, &error))
+    }
+
+    /// Removes what commands have left that were killed.
+    fn remove_old_drafts(&self) {
+        for entry in fs::read_dir(self.jobs_dir()).into_iter().flatten().flatten() {
+            let is_draft = entry.file_name().to_string_lossy().starts_with(DRAFT);
+            let changed = entry.metadata().and_then(|metadata| metadata.modified());
+            let age = changed.ok().and_then(|changed| changed.elapsed().ok());
+            if is_draft && age.is_some_and(|age| age > OLD_DRAFT) {
+                let _retried_next_time = fs::remove_dir_all(entry.path());
+            }
+        }
     }
 
     /// The folder that the folder of a job is in.
