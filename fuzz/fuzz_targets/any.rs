@@ -2,6 +2,7 @@
 //! Runs the target that `FUZZ_TARGET` names under libFuzzer.
 #![no_main]
 
+use std::panic::{set_hook, take_hook};
 use std::sync::LazyLock;
 
 use edl_fuzz::Target;
@@ -11,10 +12,20 @@ static TARGET: LazyLock<Target> = LazyLock::new(|| {
     Target::find(&name).expect("a target of edl-fuzz")
 });
 
-/// As in every Rust program: a write to a closed socket is an error, and does not end the process.
-fn ignore_broken_pipes() {
+/// The Parquet library panics on some broken files; `edl-data` catches that and refuses the file. A
+/// panic that nothing catches still ends the process.
+const CAUGHT: &str = "/parquet-";
+
+fn prepare() {
+    // As in every Rust program: a write to a closed socket is an error, and does not end the process.
     // SAFETY: no handler runs, and no other thread has started.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let end_process = take_hook();
+    set_hook(Box::new(move |panic| {
+        if panic.location().is_none_or(|place| !place.file().contains(CAUGHT)) {
+            end_process(panic);
+        }
+    }));
 }
 
-libfuzzer_sys::fuzz_target!(init: ignore_broken_pipes(), |bytes: &[u8]| (TARGET.run)(bytes));
+libfuzzer_sys::fuzz_target!(init: prepare(), |bytes: &[u8]| (TARGET.run)(bytes));
