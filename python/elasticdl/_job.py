@@ -78,8 +78,8 @@ _OTHER_BATCHES = (
     "size, order and loader options in every epoch"
 )
 _OTHER_STREAM = (
-    "`epoch_steps` or the batch size of the stream is not what the job started with; restore it, or "
-    "start a new job"
+    "`epoch_steps` or the batch size of the stream is not what the job started with; restore it, "
+    "or start a new job"
 )
 
 
