@@ -5,7 +5,6 @@ that the operator uses."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,9 +221,6 @@ def test_a_script_that_fails_reports_its_own_error(
     watched = client("attach", "bad")
     assert watched.code == 1 and "--no-such-flag" in watched.out + watched.err, watched
     assert "--no-such-flag" in client("status", "bad").out
-    # The reason is in the log of a pod.
-    explained = client("explain", "bad", "--json")
-    verdict = json.loads(explained.out)
-    assert (verdict["cause"], verdict["advice"]) == ("code_error", "fix_code"), explained
-    assert "--no-such-flag" in json.dumps(verdict), explained
+    explained = client("explain", "bad")
+    assert explained.code == 0 and "--no-such-flag" in explained.out, explained
     assert client("clean", "bad").code == 0
