@@ -100,13 +100,19 @@ fn masked<'a>(words: impl Iterator<Item = &'a str>) -> Vec<String> {
         let is_named = is_secret(name);
         let shown = match (is_value, is_named && value.is_some()) {
             (true, _) => HIDDEN.to_owned(),
-            (false, true) => format!("{name}={HIDDEN}"),
+            // The name can be that of a part of a URL.
+            (false, true) => format!("{}={HIDDEN}", without_passwords(name)),
             (false, false) => without_passwords(&without_secret_pairs(word)),
         };
         is_value = is_named && value.is_none() && name.starts_with('-') && !is_value;
         shown
     };
     words.map(mask).collect()
+}
+
+/// The same for a command, path or URL in one piece.
+fn without_secrets(text: &str) -> String {
+    masked(text.split(' ')).join(" ")
 }
 
 /// Whether the values of an option, variable or key with this name are secret.
@@ -171,7 +177,7 @@ fn shown(name: &str, value: &Value) -> String {
     match value {
         _ if is_secret(name) => HIDDEN.into(),
         // It can be a command.
-        Value::String(text) => masked(text.split(' ')).join(" "),
+        Value::String(text) => without_secrets(text),
         Value::Object(values) => {
             let pairs = values.iter().map(|(key, value)| format!("{key}={}", shown(key, value)));
             pairs.collect::<Vec<_>>().join(";")
@@ -190,7 +196,7 @@ fn data_sets(spec: &JobSpec, data: &Data) -> Vec<DataSet> {
     ];
     let used = all.into_iter().filter(|(_, path, records)| path.is_some() && *records > 0);
     let data_set = |(name, path, records): (&str, Option<&String>, u64)| {
-        let path = path.map(|path| without_passwords(path)).unwrap_or_default();
+        let path = path.map(|path| without_secrets(path)).unwrap_or_default();
         DataSet { name: name.into(), path, records }
     };
     used.map(data_set).collect()
@@ -247,7 +253,7 @@ mod tests {
         let supervisor = json!({ "pid": 7, "command": words }).to_string();
         fs::write(job_dir.supervisor(), supervisor).unwrap();
         let spec = JobSpec {
-            training_data: "https://me:abc@host/data".into(),
+            training_data: "https://me:abc@host/data?sig=abc".into(),
             model_params: [("hidden", "128"), ("secret_key", "abc")]
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
@@ -275,7 +281,7 @@ mod tests {
             ("job_command", job_command),
             ("model_params", "hidden=128;secret_key=***"),
             ("learning_rate", "0.1"),
-            ("training_data", "https://me:***@host/data"),
+            ("training_data", "https://me:***@host/data?sig=***"),
             ("num_workers", "3"),
             ("envs", "***"),
         ];

@@ -40,7 +40,7 @@ pub(crate) struct Journal {
     events: VecDeque<proto::Event>,
     /// What is kept for the page.
     pub(crate) history: History,
-    /// The curves in full. Without it, those of the history are left.
+    /// The curves in full. Without it, only the report has curves: those of the history.
     curves: Option<CurveFile>,
     history_due: Instant,
     logged: logged::Reader,
